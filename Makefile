@@ -1,0 +1,39 @@
+# Every target works as root and as a plain user. Paths are relative, so that the checkout may lie anywhere.
+PYTHON ?= python3
+ARGS ?=
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check schema clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+venv: $(STAMP) ## Create .venv with everything for development
+
+demo: $(STAMP) ## Run the demo on the embedded Postgres
+	.venv/bin/stepwell demo $(ARGS)
+
+test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
+	.venv/bin/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Lint, types, and which way imports point
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m mypy
+	.venv/bin/lint-imports
+
+schema: ## Say how schema.sql is made again after a migration was added
+	@echo '.venv/bin/python -m tests.support.dump_schema > src/stepwell/_store/schema.sql'
+
+clean: ## Remove the virtualenv, caches and what was built
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Stepwell needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "$(PYTHON) can not create virtualenvs; on Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
+	$(PYTHON) -m venv .venv
+	PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)

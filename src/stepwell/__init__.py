@@ -1,0 +1,80 @@
+"""Stepwell: a durable execution engine for Python on Postgres."""
+
+from stepwell._core.records import Failure, Instance
+from stepwell._core.status import Hold, Status
+from stepwell.client import Handle
+from stepwell.context import Context
+from stepwell.engine import Engine
+from stepwell.errors import (
+    Cancel,
+    DatabaseError,
+    DatabaseUnreachable,
+    DefinitionError,
+    EmbeddedError,
+    EngineClosed,
+    InstanceCancelled,
+    InstanceFailed,
+    InvalidDatabaseURL,
+    InvalidInput,
+    InvalidOutcome,
+    InvalidPayload,
+    InvalidState,
+    NoDatabase,
+    NotFound,
+    PayloadTooLarge,
+    RefusedByDatabase,
+    SchemaOutdated,
+    SchemaTooNew,
+    ServerTooOld,
+    SettingError,
+    StepTimeout,
+    StepwellError,
+    UnknownMachine,
+    UnknownStep,
+)
+from stepwell.job import Job, job
+from stepwell.machine import Machine, step
+from stepwell.outcomes import Done, Next, Retry, Stop
+
+__all__ = [
+    "Cancel",
+    "Context",
+    "DatabaseError",
+    "DatabaseUnreachable",
+    "DefinitionError",
+    "Done",
+    "EmbeddedError",
+    "Engine",
+    "EngineClosed",
+    "Failure",
+    "Handle",
+    "Hold",
+    "Instance",
+    "InstanceCancelled",
+    "InstanceFailed",
+    "InvalidDatabaseURL",
+    "InvalidInput",
+    "InvalidOutcome",
+    "InvalidPayload",
+    "InvalidState",
+    "Job",
+    "Machine",
+    "Next",
+    "NoDatabase",
+    "NotFound",
+    "PayloadTooLarge",
+    "RefusedByDatabase",
+    "Retry",
+    "SchemaOutdated",
+    "SchemaTooNew",
+    "ServerTooOld",
+    "SettingError",
+    "Status",
+    "StepTimeout",
+    "StepwellError",
+    "Stop",
+    "UnknownMachine",
+    "UnknownStep",
+    "job",
+    "step",
+]

@@ -1,0 +1,114 @@
+"""One start, checked: what `start` and `start_many` hand to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepwell._core.codec import check_size
+from stepwell._core.ranges import (
+    check_at,
+    check_concurrency_key,
+    check_delay,
+    check_priority,
+    check_queue,
+    check_tenant,
+)
+from stepwell._core.registry import Definition, Registry
+from stepwell.errors import InvalidInput
+from stepwell.job import Arguments
+from stepwell.machine import Entry, step_name
+
+OPTIONS = ("queue", "priority", "delay", "at", "step", "concurrency_key", "tenant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewInstance:
+    """A start that passed the door; its state is JSON text."""
+
+    machine: str
+    version: int
+    step: str
+    queue: str
+    priority: int
+    delay: timedelta | None
+    at: datetime | None
+    tenant: str
+    concurrency_key: str | None
+    state: str
+
+
+def admit(
+    registry: Registry, machine: object, state: Any, options: Mapping[str, Any], *, tenant: str, max_payload: int
+) -> NewInstance:
+    """Check one start; raises an InvalidInput that names the field."""
+    definition = registry.resolve(machine)
+    for name in options:
+        if name not in OPTIONS:
+            raise InvalidInput(name, f"is no option of a start (known: {', '.join(OPTIONS)})")
+    delay, at = options.get("delay"), options.get("at")
+    if delay is not None and at is not None:
+        raise InvalidInput("delay", "both delay and at are given; give one of them")
+    text = definition.state.admit(_state_of(definition, state))
+    check_size(text, definition.state.field, max_payload)
+    queue, given_tenant = options.get("queue"), options.get("tenant")
+    return NewInstance(
+        machine=definition.name,
+        version=definition.version,
+        step=_step_of(definition, options.get("step")),
+        queue=definition.queue if queue is None else check_queue(queue),
+        priority=check_priority(options.get("priority", 0)),
+        delay=None if delay is None else check_delay("delay", delay),
+        at=None if at is None else check_at("at", at),
+        tenant=tenant if given_tenant is None else check_tenant(given_tenant),
+        concurrency_key=check_concurrency_key(options.get("concurrency_key")),
+        state=text,
+    )
+
+
+def admit_many(
+    registry: Registry, entries: object, *, tenant: str, max_payload: int
+) -> list[NewInstance]:
+    """Check a batch: `Checkout.child(state, …)`, `(machine, state)` or a bare machine; errors name the position."""
+    if not isinstance(entries, list | tuple):
+        raise InvalidInput("entries", f"expected a list, got {type(entries).__name__}")
+    admitted = []
+    for position, entry in enumerate(entries):
+        machine, state, options = _parts(position, entry)
+        try:
+            admitted.append(admit(registry, machine, state, options, tenant=tenant, max_payload=max_payload))
+        except InvalidInput as error:
+            error.add_note(f"in entry {position}")
+            raise
+    return admitted
+
+
+def _parts(position: int, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
+    match entry:
+        case Entry():
+            return entry.machine, entry.state, entry.options
+        case (machine, state):
+            return machine, state, {}
+        case tuple() | list() | None:
+            raise InvalidInput(f"entries[{position}]", "expected Machine.child(state, …) or (machine, state)")
+        case _:
+            return entry, None, {}
+
+
+def _state_of(definition: Definition, state: Any) -> Any:
+    if not isinstance(state, Arguments):
+        return state
+    if state.job is not definition.owner:
+        raise InvalidInput("args", f"these are arguments of job {state.job.name!r}, not of {definition.name!r}")
+    return state.values
+
+
+def _step_of(definition: Definition, step: Any) -> str:
+    if step is None:
+        return definition.initial
+    name = step_name(step)
+    if name is None:
+        raise InvalidInput("step", f"{step!r} is no step; name one as Checkout.ship or \"ship\"")
+    return definition.step(name).name

@@ -1,0 +1,80 @@
+"""The ranges of what is handed in: priorities, delays, times, names. Each check returns the value or refuses it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from stepwell.config import MAX_NAME, check_name
+from stepwell.errors import InvalidInput
+
+MAX_DELAY = timedelta(days=36_500)
+MAX_PRIORITY = 32_767
+MIN_PRIORITY = -32_768
+MAX_YEAR = 9_000
+
+
+def check_delay(field: str, delay: object) -> timedelta:
+    if not isinstance(delay, timedelta):
+        raise InvalidInput(field, f"expected a timedelta, got {delay!r}")
+    if not timedelta(0) <= delay <= MAX_DELAY:
+        raise InvalidInput(field, f"{delay} is out of range (0 to {MAX_DELAY.days:,} days)")
+    return delay
+
+
+def check_at(field: str, at: object) -> datetime:
+    if not isinstance(at, datetime):
+        raise InvalidInput(field, f"expected a datetime, got {at!r}")
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise InvalidInput(field, f"{at} is naive; give it a time zone, for example datetime.now(timezone.utc)")
+    if at.year > MAX_YEAR:
+        raise InvalidInput(field, f"{at} is out of range (up to the year {MAX_YEAR})")
+    return at
+
+
+def check_priority(priority: object) -> int:
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidInput("priority", f"expected a whole number, got {priority!r}")
+    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidInput("priority", f"{priority} is out of range ({MIN_PRIORITY} to {MAX_PRIORITY}; lower first)")
+    return priority
+
+
+def check_queue(queue: object) -> str:
+    if not isinstance(queue, str):
+        raise InvalidInput("queue", f"expected a string, got {queue!r}")
+    if problem := check_name(queue, "the queue's name"):
+        raise InvalidInput("queue", problem)
+    return queue
+
+
+def check_concurrency_key(key: object) -> str | None:
+    return None if key is None else check_key("concurrency_key", key)
+
+
+def check_key(field: str, key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidInput(field, f"expected a string, got {key!r}")
+    if not key:
+        raise InvalidInput(field, "is empty; leave it out instead")
+    if len(key) > MAX_NAME:
+        raise InvalidInput(field, f"has {len(key)} characters, {MAX_NAME} are allowed")
+    return check_text(field, key)
+
+
+def check_tenant(tenant: object) -> str:
+    if not isinstance(tenant, str):
+        raise InvalidInput("tenant", f"expected a string, got {tenant!r}")
+    if len(tenant) > MAX_NAME:
+        raise InvalidInput("tenant", f"has {len(tenant)} characters, {MAX_NAME} are allowed")
+    return check_text("tenant", tenant)
+
+
+def check_text(field: str, text: str) -> str:
+    if "\x00" in text:
+        raise InvalidInput(field, "has a NUL character, which Postgres can not hold")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(field, "has a lone surrogate, which is no text") from None
+    return text

@@ -1,0 +1,109 @@
+"""Rows as frozen records: what the store hands to the layers above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stepwell._core.status import Hold, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One executing row in a worker's hands, until its outcome is committed."""
+
+    id: int
+    worker_id: int
+    fence: int
+    machine: str
+    version: int
+    step: str
+    attempt: int
+    crashes: int
+    tenant: str
+    key: str | None
+    concurrency_key: str | None
+    queue: str
+    claimed_at: datetime
+
+    @property
+    def label(self) -> str:
+        """How logs and task names call it."""
+        return f"{self.machine}.{self.step} #{self.id}"
+
+    @property
+    def is_suspect(self) -> bool:
+        """Its step was running in two crashes in a row: it may be what kills the workers."""
+        return self.crashes >= SUSPECT_AFTER
+
+
+SUSPECT_AFTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an instance failed, or why its last attempt did."""
+
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A snapshot of one instance."""
+
+    id: int
+    tenant: str
+    key: str | None
+    machine: str
+    version: int
+    step: str
+    status: Status
+    hold: Hold | None
+    hold_reason: str | None
+    attempt: int
+    crashes: int
+    fence: int
+    queue: str
+    priority: int
+    concurrency_key: str | None
+    worker_id: int | None
+    due_at: datetime
+    deadline: datetime | None
+    awaits: tuple[str, ...]
+    parent_id: int | None
+    children_pending: int
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    state: Any
+    result: Any
+    error: Failure | None
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Why nothing happens right now, in words; None when the instance runs, may run, or has ended."""
+        match self.status:
+            case Status.AWAITING_SIGNAL:
+                return f"signal {' or '.join(map(repr, self.awaits))}"
+            case Status.AWAITING_CHILDREN:
+                return f"{self.children_pending} children"
+            case Status.AWAITING_EXTERNAL:
+                return "an answer from outside"
+            case Status.RUNNABLE:
+                return self._held_for()
+            case _:
+                return None
+
+    def _held_for(self) -> str | None:
+        match self.hold:
+            case None:
+                return None
+            case Hold.DUE:
+                return f"its time, {self.due_at.isoformat(timespec='seconds')}"
+            case Hold.KEY:
+                return f"concurrency key {self.concurrency_key!r}, which another instance holds"
+            case _:
+                return self.hold_reason

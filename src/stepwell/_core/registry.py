@@ -1,0 +1,177 @@
+"""The machines and jobs this process knows, by name and version, in one shape for both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from stepwell._core.codec import StateType, arguments_type
+from stepwell.context import Context
+from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep
+from stepwell.job import STEP, Job
+from stepwell.machine import Machine, Step
+from stepwell.outcomes import Done, Outcome, Retry, Stop
+
+Upcast = Callable[[Any, str, int], tuple[Any, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One version of one machine or job, ready to run."""
+
+    name: str
+    version: int
+    queue: str
+    initial: str
+    steps: Mapping[str, Step]
+    state: StateType
+    owner: Any  # the machine's object; steps and handle are called with it as self
+    handle: Callable[[BaseException, Context[Any]], Any]
+    handle_is_async: bool
+    upcast: Upcast | None = None
+    is_job: bool = False
+
+    @property
+    def label(self) -> str:
+        """How the database names it: name@version."""
+        return f"{self.name}@{self.version}"
+
+    def step(self, name: str) -> Step:
+        """The step of that name, or UnknownStep with the near miss."""
+        try:
+            return self.steps[name]
+        except KeyError:
+            raise UnknownStep(self.name, name, list(self.steps)) from None
+
+
+class Registry:
+    """Definitions by name and version."""
+
+    def __init__(self, machines: Iterable[Any] = ()) -> None:
+        self._versions: dict[str, dict[int, Definition]] = {}
+        for machine in machines:
+            self._add(define(machine))
+
+    def _add(self, definition: Definition) -> None:
+        versions = self._versions.setdefault(definition.name, {})
+        if definition.version in versions:
+            raise DefinitionError(f"two machines are called {definition.name!r} version {definition.version}; "
+                                  "give one of them another name= or version=")
+        versions[definition.version] = definition
+
+    def all(self) -> list[Definition]:
+        """Every definition, by name and version."""
+        return [versions[v] for _, versions in sorted(self._versions.items()) for v in sorted(versions)]
+
+    def labels(self) -> list[str]:
+        """Every name@version."""
+        return [definition.label for definition in self.all()]
+
+    def find(self, name: str, version: int) -> Definition | None:
+        """The definition that runs this version as it is."""
+        return self._versions.get(name, {}).get(version)
+
+    def successor(self, name: str, version: int) -> Definition | None:
+        """The newest later version that knows how to bring this one forward."""
+        later = [d for v, d in self._versions.get(name, {}).items() if v > version and d.upcast is not None]
+        return max(later, key=lambda d: d.version, default=None)
+
+    def resolve(self, machine: object) -> Definition:
+        """The definition a start means: a machine class, a job, or a name (its newest version)."""
+        if isinstance(machine, str):
+            versions = self._versions.get(machine)
+            if not versions:
+                raise UnknownMachine(machine, sorted(self._versions))
+            return versions[max(versions)]
+        name, version = _identity(machine)
+        found = self.find(name, version)
+        if found is None:
+            raise UnknownMachine(name, sorted(self._versions))
+        return found
+
+
+def _identity(machine: object) -> tuple[str, int]:
+    if isinstance(machine, Job) or (inspect.isclass(machine) and issubclass(machine, Machine)):
+        return machine.name, machine.version
+    raise InvalidInput("machine", f"expected a Machine class, a job or a name, got {machine!r}")
+
+
+def define(machine: object) -> Definition:
+    """Bring a machine class or a job into the one shape the engine runs."""
+    if isinstance(machine, Job):
+        return _define_job(machine)
+    if inspect.isclass(machine) and issubclass(machine, Machine) and machine is not Machine:
+        return _define_machine(machine)
+    raise DefinitionError(f"machines: {machine!r} is neither a Machine class nor a job")
+
+
+def _define_machine(machine: type[Machine]) -> Definition:
+    try:
+        owner = machine()
+    except TypeError as error:
+        raise DefinitionError(f"machine {machine.name!r} can not be made without arguments ({error}); "
+                              "what its steps need comes from Engine(resources=…)") from error
+    return Definition(
+        name=machine.name,
+        version=machine.version,
+        queue=machine.queue,
+        initial=machine.initial,
+        steps=MappingProxyType(dict(machine.steps)),
+        state=StateType(machine.state_type),
+        owner=owner,
+        handle=owner.handle,
+        handle_is_async=inspect.iscoroutinefunction(owner.handle),
+        upcast=getattr(owner, "upcast", None),
+    )
+
+
+def _define_job(defined: Job[Any, Any]) -> Definition:
+    arguments = arguments_type(defined.name, defined.parameters)
+    return Definition(
+        name=defined.name,
+        version=defined.version,
+        queue=defined.queue,
+        initial=STEP,
+        steps=MappingProxyType({STEP: Step(STEP, _job_step(defined), defined.is_async, defined.timeout)}),
+        state=StateType(arguments, field="args"),
+        owner=defined,
+        handle=_job_handle(defined),
+        handle_is_async=False,
+        is_job=True,
+    )
+
+
+def _job_step(called: Job[Any, Any]) -> Callable[..., Any]:
+    names: Sequence[str] = list(called.parameters)
+    context = called.context_parameter
+
+    def arguments(ctx: Context[Any]) -> dict[str, Any]:
+        given = {name: getattr(ctx.state, name) for name in names}
+        if context is not None:
+            given[context] = ctx
+        return given
+
+    if called.is_async:
+
+        async def run_async(_: object, ctx: Context[Any]) -> Outcome:
+            return Done(await called.function(**arguments(ctx)))
+
+        return run_async
+
+    def run_sync(_: object, ctx: Context[Any]) -> Outcome:
+        return Done(called.function(**arguments(ctx)))
+
+    return run_sync
+
+
+def _job_handle(failed: Job[Any, Any]) -> Callable[[BaseException, Context[Any]], Outcome]:
+    def handle(error: BaseException, ctx: Context[Any]) -> Outcome:
+        hopeless = isinstance(error, Cancel | InvalidInput)  # the same arguments give the same refusal
+        if hopeless or ctx.attempt + 1 >= failed.max_attempts:
+            return Stop(error)
+        return Retry(failed.backoff(ctx.attempt))
+
+    return handle

@@ -1,0 +1,40 @@
+"""Where an instance can stand."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """`runnable → executing → runnable | awaiting_… | done | failed | cancelled`."""
+
+    RUNNABLE = "runnable"
+    EXECUTING = "executing"
+    AWAITING_SIGNAL = "awaiting_signal"
+    AWAITING_CHILDREN = "awaiting_children"
+    AWAITING_EXTERNAL = "awaiting_external"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """The instance has ended."""
+        return self in _TERMINAL
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing happens until the world acts: ended, or parked."""
+        return self is not Status.RUNNABLE and self is not Status.EXECUTING
+
+
+_TERMINAL = frozenset({Status.DONE, Status.FAILED, Status.CANCELLED})
+
+
+class Hold(StrEnum):
+    """Why a runnable instance is not in the claim's index."""
+
+    DUE = "due"  # its time has not come
+    KEY = "key"  # another instance holds its concurrency key
+    VERSION = "version"  # no live worker registers its machine and version
+    UNFIT = "unfit"  # its state or step does not fit the registered code

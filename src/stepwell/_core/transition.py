@@ -1,0 +1,161 @@
+"""From an outcome to a commit: what each outcome does to the row. Pure; refuses what can not be carried out."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, assert_never
+
+from stepwell._core.codec import check_size, encode_value
+from stepwell._core.commits import NOW, Commit
+from stepwell._core.ranges import check_concurrency_key, check_delay, check_priority, check_queue
+from stepwell._core.records import Claim
+from stepwell._core.registry import Definition
+from stepwell._core.status import Hold, Status
+from stepwell.errors import InvalidOutcome
+from stepwell.machine import step_name
+from stepwell.outcomes import Done, Next, Outcome, Retry, Stop, Unset
+
+MAX_MESSAGE = 4_000
+MAX_TRACEBACK = 20_000
+
+
+def transition(
+    outcome: object,
+    *,
+    claim: Claim,
+    definition: Definition,
+    state: Any,
+    loaded: str,
+    max_payload: int,
+    error: BaseException | None = None,
+) -> Commit:
+    """The commit of an outcome. `state` is the step's, `loaded` the text it came from, `error` what `handle` saw."""
+    if not isinstance(outcome, Next | Retry | Done | Stop):
+        raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
+    given = outcome.state
+    text = _changed_state(definition, state if isinstance(given, Unset) else given, loaded, max_payload)
+    return _commit(outcome, claim, definition, text, max_payload, error)
+
+
+def _commit(
+    outcome: Outcome,
+    claim: Claim,
+    definition: Definition,
+    state: str | None,
+    max_payload: int,
+    error: BaseException | None,
+) -> Commit:
+    seen = None if error is None else failure_text(error)
+    match outcome:
+        case Next():
+            return _next(outcome, claim, definition, state)
+        case Retry():
+            return Commit(
+                claim=claim, status=Status.RUNNABLE, step=claim.step, version=definition.version,
+                attempt=claim.attempt + 1, delay=check_delay("delay", outcome.delay), state=state, error=seen,
+            )  # fmt: skip
+        case Done():
+            result = None if outcome.result is None else encode_value(outcome.result, "result")
+            if result is not None:
+                check_size(result, "result", max_payload)
+            return Commit(
+                claim=claim, status=Status.DONE, step=claim.step, version=definition.version,
+                attempt=claim.attempt, state=state, result=result,
+            )  # fmt: skip
+        case Stop():
+            return failed(claim, definition.version, outcome.reason, state=state)
+        case _:
+            assert_never(outcome)
+
+
+def _next(outcome: Next, claim: Claim, definition: Definition, state: str | None) -> Commit:
+    name = step_name(outcome.step)
+    if name is None:
+        raise InvalidOutcome("step", f"{outcome.step!r} is no step; name one as self.ship or \"ship\"")
+    key = outcome.concurrency_key
+    delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
+    return Commit(
+        claim=claim,
+        status=Status.RUNNABLE,
+        step=definition.step(name).name,
+        version=definition.version,
+        attempt=0,
+        delay=delay,
+        queue=None if outcome.queue is None else check_queue(outcome.queue),
+        priority=None if outcome.priority is None else check_priority(outcome.priority),
+        switches_key=not isinstance(key, Unset),
+        concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
+        state=state,
+    )
+
+
+def failed(claim: Claim, version: int, reason: object, *, state: str | None = None) -> Commit:
+    """The commit that ends an instance as failed."""
+    if not isinstance(reason, str | BaseException):
+        raise InvalidOutcome("reason", f"expected words or an exception, got {type(reason).__name__}")
+    return Commit(
+        claim=claim, status=Status.FAILED, step=claim.step, version=version, attempt=claim.attempt,
+        state=state, error=failure_text(reason),
+    )  # fmt: skip
+
+
+def unfit(claim: Claim, reason: str) -> Commit:
+    """The commit that puts an instance aside which this code can not run: nothing of it changes but the hold."""
+    return Commit(
+        claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt,
+        hold=Hold.UNFIT, hold_reason=_clean(reason, MAX_MESSAGE),
+    )  # fmt: skip
+
+
+def failure_text(reason: str | BaseException) -> str:
+    """An error as the JSON that is stored: type, message, traceback."""
+    if isinstance(reason, str):
+        shown: dict[str, str | None] = {"type": "Stop", "message": _clean(reason, MAX_MESSAGE), "traceback": None}
+    else:
+        shown = {
+            "type": type(reason).__qualname__,
+            "message": _clean(_message(reason), MAX_MESSAGE),
+            "traceback": _clean(_traceback(reason), MAX_TRACEBACK, keep_end=True),
+        }
+    return encode_value(shown, "error")
+
+
+def _changed_state(definition: Definition, state: Any, loaded: str, max_payload: int) -> str | None:
+    """The state as text if it differs from the stored one. A job's arguments never change."""
+    if definition.is_job:
+        return None
+    text = definition.state.encode(state)
+    if text == definition.state.encode(definition.state.decode(loaded)):
+        return None
+    check_size(text, "state", max_payload)
+    return text
+
+
+def _no_outcome(value: object, step: str) -> str:
+    if value is None:
+        return f"step {step!r} returned None; return Next, Retry, Done or Stop"
+    if isinstance(value, type):
+        return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
+    return f"step {step!r} returned {type(value).__name__}, which is no outcome; return Next, Retry, Done or Stop"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - the author's __str__ may raise anything
+        return f"<its message can not be shown: {type(second).__name__}>"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception as second:  # noqa: BLE001 - formatting calls the author's __str__ and __repr__
+        return f"<the traceback can not be shown: {type(second).__name__}>"
+
+
+def _clean(text: str, limit: int, *, keep_end: bool = False) -> str:
+    """Text that Postgres can hold: no NUL, no lone surrogates, bounded."""
+    text = text.replace("\x00", "\\x00").encode("utf-8", "replace").decode("utf-8")
+    if len(text) <= limit:
+        return text
+    return "… " + text[-limit:] if keep_end else text[:limit] + " …"

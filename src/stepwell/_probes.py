@@ -1,0 +1,33 @@
+"""Named points in the engine where a test may look, wait, or let the process die. Nothing is armed in production."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+Hook = Callable[[dict[str, Any]], Awaitable[None] | None]
+
+POINTS = (
+    "claimer.before_claim",
+    "claimer.claimed",  # the claim is committed and in hand, nothing has begun
+    "executor.begun",  # the beginning is noted, the step has not run
+    "executor.returned",  # the step has run, its outcome is on no way yet
+    "flusher.before_commit",
+    "flusher.committed",  # the commit is durable, nobody has been told
+    "heartbeat.beaten",
+    "reaper.reaped",
+    "timers.ticked",
+)
+
+hooks: dict[str, Hook] = {}
+"""What is armed, by point. Guard every `reach` with `if hooks:`, so that an unarmed engine pays nothing."""
+
+
+async def reach(point: str, **facts: Any) -> None:
+    """Run what is armed at this point."""
+    hook = hooks.get(point)
+    if hook is not None:
+        waiting = hook(facts)
+        if inspect.isawaitable(waiting):
+            await waiting

@@ -1,0 +1,136 @@
+"""Claims work: as much as there is room for, one statement per queue, when something may be there."""
+
+from __future__ import annotations
+
+from stepwell import _probes
+from stepwell._core.faults import Conflict
+from stepwell._core.registry import Registry
+from stepwell._runtime.executor import Executor
+from stepwell._runtime.flusher import Flusher
+from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.lease import Lease
+from stepwell._runtime.notifier import Notifier
+from stepwell._service import Service
+from stepwell._store import instances, keys, workers
+from stepwell._store.database import Database
+from stepwell._store.instances import Claimed, Contender
+
+MOST_UNCOMMITTED = 2_000  # outcomes that may wait for their commit before claiming pauses
+LARGEST_CLAIM = 1_000
+TRIES = 3
+CONTENDED_PAUSE = 0.01
+
+
+class Claimer(Service):
+    """Fills the lanes. Woken by notices, by a freed slot and by the timers; it does not poll by itself."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        registry: Registry,
+        notifier: Notifier,
+        lease: Lease,
+        lanes: Lanes,
+        executor: Executor,
+        flusher: Flusher,
+        prefetch: int,
+        min_demand: int,
+    ) -> None:
+        super().__init__("claimer")
+        self._database = database
+        self._registry = registry
+        self._notifier = notifier
+        self._lease = lease
+        self._lanes = lanes
+        self._executor = executor
+        self._flusher = flusher
+        self._prefetch = prefetch
+        self._min_demand = min_demand
+        self._labels = registry.labels()
+        self._adopted: set[str] = set()  # versions nobody registers, that we bring forward
+        self._others: set[str] = set()  # versions that other live workers run
+
+    def forget_versions(self) -> None:
+        """Ask again who runs what: workers have come and gone."""
+        self._adopted.clear()
+        self._others.clear()
+
+    async def tick(self) -> float | None:
+        contended = False
+        for lane in self._lanes:
+            if lane.ready and self._lease.is_held and not self._stopping:
+                contended |= await self._fill(lane)
+        return CONTENDED_PAUSE if contended else None
+
+    async def _fill(self, lane: Lane) -> bool:
+        """Claim into one lane; True if rows were there that may be claimable in a moment."""
+        demand = min(
+            lane.demand(self._prefetch, self._min_demand), LARGEST_CLAIM, MOST_UNCOMMITTED - self._flusher.waiting
+        )
+        if demand <= 0:
+            return False
+        lane.ready = False  # before the claim: what arrives while it runs sets it again
+        try:
+            answer = await self._claim(lane, demand)
+        except BaseException:
+            lane.ready = True
+            raise
+        if answer is None:
+            lane.ready = True
+            return True
+        if _probes.hooks:
+            await _probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
+        if answer.window >= demand or answer.missed:
+            lane.ready = True
+            self.wake()
+        await self._executor.take(answer.claims)
+        return await self._set_aside(lane, answer)
+
+    async def _claim(self, lane: Lane, demand: int) -> Claimed | None:
+        if _probes.hooks:
+            await _probes.reach("claimer.before_claim", queue=lane.queue)
+        labels = [*self._labels, *self._adopted]
+        worker_id = self._lease.worker_id
+        for _ in range(TRIES):
+            try:
+                return await instances.claim(
+                    self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
+                )
+            except Conflict:  # another worker claimed the same concurrency key in the same moment
+                continue
+        return None
+
+    async def _set_aside(self, lane: Lane, answer: Claimed) -> bool:
+        """Take what may not run now out of the claim's way; True if some of it may after all."""
+        contended = False
+        if answer.busy:
+            held = await keys.hold(
+                self._database, [row.id for row in answer.busy], [str(row.concurrency_key) for row in answer.busy]
+            )
+            contended = len(held) < len(answer.busy)
+        if answer.foreign:
+            contended |= await self._set_aside_foreign(lane, answer.foreign)
+        if contended:
+            lane.ready = True
+        return contended
+
+    async def _set_aside_foreign(self, lane: Lane, foreign: list[Contender]) -> bool:
+        labels = {row.label for row in foreign}
+        others = await workers.registered(self._database, sorted(labels))
+        if others - self._others:
+            self._others |= others
+            self._notifier.announce_elsewhere(lane.queue)  # their claims may just have passed our window over
+        orphans = labels - others
+        adopted = {label for label in orphans if self._can_adopt(label)}
+        self._adopted |= adopted
+        stranded = [row.id for row in foreign if row.label in orphans - adopted]
+        if stranded:
+            await instances.hold_foreign(self._database, stranded)
+            # A worker that registered the version meanwhile may have looked before we held: look again.
+            await instances.unhold_version(self._database, [], also_unfit=False)
+        return True  # what stood behind them in the window may be ours
+
+    def _can_adopt(self, label: str) -> bool:
+        name, _, version = label.rpartition("@")
+        return self._registry.successor(name, int(version)) is not None

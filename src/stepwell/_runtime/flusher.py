@@ -1,0 +1,192 @@
+"""Natural group commit: idle, an outcome is committed at once; busy, what came meanwhile goes into the next commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+
+from stepwell import _probes
+from stepwell._core.commits import Commit
+from stepwell._core.faults import Outage, Refusal
+from stepwell._core.status import Hold, Status
+from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.tally import Tally
+from stepwell._service import Service
+from stepwell._store import instances
+from stepwell._store.database import Database
+from stepwell._store.instances import Committed, Flushed, Trace
+from stepwell.errors import RefusedByDatabase
+
+log = logging.getLogger("stepwell")
+
+LARGEST_BATCH = 1_000
+FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
+LONGEST_PATIENCE = 0.1
+
+
+class Verdict(Enum):
+    """How a commit ended."""
+
+    COMMITTED = "committed"
+    STALE = "stale"  # the claim was no longer ours; nothing of the outcome is visible
+
+
+class _Entry:
+    """One commit on its way, and who waits for it."""
+
+    __slots__ = ("answer", "commit", "doubtful", "patience")
+
+    def __init__(self, commit: Commit, answer: asyncio.Future[Verdict]) -> None:
+        self.commit = commit
+        self.answer = answer
+        self.doubtful = False  # an earlier try ended without an answer: it may have landed
+        self.patience = FIRST_PATIENCE
+
+
+class Flusher(Service):
+    """Commits outcomes in batches. One bad row never fails its neighbours, and an outage loses none."""
+
+    def __init__(
+        self, database: Database, notifier: Notifier, tally: Tally, expect_due: Callable[[float], None]
+    ) -> None:
+        super().__init__("flusher")
+        self._database = database
+        self._notifier = notifier
+        self._tally = tally
+        self._expect_due = expect_due
+        self._pending: list[_Entry] = []
+        self.waiting = 0  # outcomes submitted and not yet durable
+
+    async def submit(self, commit: Commit) -> Verdict:
+        """Commit an outcome; raises RefusedByDatabase if Postgres refuses this very one."""
+        entry = _Entry(commit, asyncio.get_running_loop().create_future())
+        self.waiting += 1
+        self._pending.append(entry)
+        self.wake()
+        try:
+            return await entry.answer
+        finally:
+            self.waiting -= 1
+
+    async def tick(self) -> float | None:
+        batch, self._pending = self._pending[:LARGEST_BATCH], self._pending[LARGEST_BATCH:]
+        batch = [entry for entry in batch if not entry.answer.cancelled()]
+        if not batch:
+            return None
+        try:
+            if _probes.hooks:
+                await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
+            await self._flush(batch)
+        except BaseException as error:
+            self._keep([e for e in batch if not e.answer.done()], doubtful=isinstance(error, Outage))
+            raise
+        return 0.0 if self._pending else None
+
+    def _keep(self, entries: list[_Entry], *, doubtful: bool) -> None:
+        """Put entries back in front: an outage loses no outcome."""
+        for entry in entries:
+            entry.doubtful = entry.doubtful or doubtful
+        self._pending = entries + self._pending
+
+    async def _flush(self, batch: list[_Entry]) -> None:
+        try:
+            flushed = await instances.flush(self._database, [entry.commit for entry in batch])
+        except Refusal as error:
+            await self._isolate(batch, error)
+            return
+        if _probes.hooks:
+            await _probes.reach("flusher.committed", ids=[row.id for row in flushed.committed])
+        rows = {row.id: row for row in flushed.committed}
+        self._announce(batch, flushed)
+        missing = []
+        for entry in batch:
+            if entry.commit.claim.id in rows:
+                self._answer(entry, Verdict.COMMITTED)
+            else:
+                missing.append(entry)
+        if missing:
+            await self._settle(missing)
+
+    async def _isolate(self, batch: list[_Entry], error: Refusal) -> None:
+        """Halve a refused batch until the row is alone that Postgres does not take."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await self._flush(batch[:middle])
+            await self._flush(batch[middle:])
+            return
+        [entry] = batch
+        self._tally.refused += 1
+        log.warning("flusher: %s: refused by the database: %s", entry.commit.claim.label, error)
+        if not entry.answer.done():
+            entry.answer.set_exception(RefusedByDatabase(str(error)))
+
+    async def _settle(self, entries: list[_Entry]) -> None:
+        """Find out about commits that did not answer: landed before, locked by somebody else, or no longer ours."""
+        traces = await instances.verify(self._database, [entry.commit.claim.id for entry in entries])
+        for entry in entries:
+            trace = traces.get(entry.commit.claim.id)
+            if trace is not None and _is_ours(entry.commit, trace):
+                self._wait_for_lock(entry)
+            elif entry.doubtful and trace is not None and _has_landed(entry.commit, trace):
+                self._announce_landed(entry.commit)
+                self._answer(entry, Verdict.COMMITTED)
+            else:
+                log.warning("flusher: %s: stale, its claim is no longer ours", entry.commit.claim.label)
+                self._answer(entry, Verdict.STALE)
+
+    def _wait_for_lock(self, entry: _Entry) -> None:
+        """Try again soon: a transaction that is not the engine's holds the row, and no batch waits for it."""
+        pause, entry.patience = entry.patience, min(entry.patience * 2, LONGEST_PATIENCE)
+
+        def again() -> None:
+            self._pending.append(entry)
+            self.wake()
+
+        asyncio.get_running_loop().call_later(pause, again)
+
+    def _answer(self, entry: _Entry, verdict: Verdict) -> None:
+        if verdict is Verdict.COMMITTED:
+            self._tally.committed += 1
+        else:
+            self._tally.stale += 1
+        if not entry.answer.done():
+            entry.answer.set_result(verdict)
+
+    def _announce(self, batch: list[_Entry], flushed: Flushed) -> None:
+        wakes = Counter(flushed.freed_queues)
+        delays = {entry.commit.claim.id: entry.commit.delay for entry in batch}
+        for row in flushed.committed:
+            if row.status is Status.RUNNABLE and row.hold is None:
+                wakes[row.queue] += 1
+            elif row.hold is Hold.DUE:
+                self._expect_due(delays[row.id].total_seconds())
+            if row.watched and row.status.is_settled:
+                self._notifier.announce_settled(row.id)
+        for queue, count in wakes.items():
+            self._notifier.announce_work(queue, count)
+
+    def _announce_landed(self, commit: Commit) -> None:
+        """Say again what the lost answer would have told us to say."""
+        committed = Committed(commit.claim.id, commit.status, commit.queue or commit.claim.queue, commit.hold, True)
+        if commit.delay:
+            self._expect_due(commit.delay.total_seconds())
+        elif committed.status is Status.RUNNABLE:
+            self._notifier.announce_work(committed.queue)
+        if committed.status.is_settled:
+            self._notifier.announce_settled(committed.id)
+
+
+def _is_ours(commit: Commit, trace: Trace) -> bool:
+    claim = commit.claim
+    return (
+        trace.status is Status.EXECUTING and trace.worker_id == claim.worker_id and trace.fence == claim.fence
+    )  # fmt: skip
+
+
+def _has_landed(commit: Commit, trace: Trace) -> bool:
+    """Our commit raised the fence by one. A reaper does not raise it; a claim after a reap does, but executes."""
+    grown = trace.fence - commit.claim.fence
+    return grown >= 1 and not (grown == 1 and trace.status is Status.EXECUTING)

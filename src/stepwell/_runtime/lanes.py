@@ -1,0 +1,66 @@
+"""The queues of one worker: how many slots each has, what fills them, whether more may be waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from stepwell._core.records import Claim
+
+
+class Lane:
+    """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
+
+    __slots__ = ("buffer", "queue", "ready", "running", "slots")
+
+    def __init__(self, queue: str, slots: int) -> None:
+        self.queue = queue
+        self.slots = slots
+        self.running = 0
+        self.buffer: deque[Claim] = deque()
+        self.ready = True
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody has."""
+        return self.slots - self.running - len(self.buffer)
+
+    def demand(self, prefetch: int, min_demand: int) -> int:
+        """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for."""
+        room = self.free + prefetch
+        least = min(min_demand, self.slots + prefetch)
+        return room if room >= least or not self.running else 0
+
+
+class Lanes:
+    """All lanes of a worker."""
+
+    def __init__(self, queues: Mapping[str, int]) -> None:
+        self._lanes = {queue: Lane(queue, slots) for queue, slots in queues.items()}
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
+    def __getitem__(self, queue: str) -> Lane:
+        return self._lanes[queue]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._lanes)
+
+    @property
+    def slots(self) -> int:
+        return sum(lane.slots for lane in self)
+
+    def mark_ready(self, queue: str) -> bool:
+        """Note that a claim may find something in this queue; False if it is not one of ours."""
+        lane = self._lanes.get(queue)
+        if lane is None:
+            return False
+        lane.ready = True
+        return True
+
+    def free(self, queue: str) -> int:
+        """Free slots for this queue; 0 if it is not one of ours."""
+        lane = self._lanes.get(queue)
+        return 0 if lane is None else max(0, lane.free)

@@ -1,0 +1,65 @@
+"""Knows the next due instant and wakes for it; also the one loop that polls, as the floor under all notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+
+from stepwell import _probes
+from stepwell._runtime.lanes import Lanes
+from stepwell._runtime.notifier import Notifier
+from stepwell._service import Service
+from stepwell._store import instances
+from stepwell._store.database import Database
+
+MARGIN = 0.001  # wake just after the instant, not just before it
+FULL_TICK = 1_000
+
+
+class Timers(Service):
+    """Lets due rows into the claim's index, in any queue, and finds work that no notice told of."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        notifier: Notifier,
+        lanes: Lanes,
+        wake_claimer: Callable[[], None],
+        poll: timedelta,
+        max_poll: timedelta,
+    ) -> None:
+        super().__init__("timers")
+        self._database = database
+        self._notifier = notifier
+        self._lanes = lanes
+        self._wake_claimer = wake_claimer
+        self._poll = poll.total_seconds()
+        self._max_poll = max_poll.total_seconds()
+        self._pause = self._poll
+
+    def expect(self, seconds: float) -> None:
+        """A row comes due in that time."""
+        self.hasten(seconds + MARGIN)
+
+    async def tick(self) -> float | None:
+        seen = await instances.tick(self._database, self._lanes.names)
+        for queue in seen.freed_queues:
+            if not self._lanes.mark_ready(queue):
+                self._notifier.announce_work(queue)
+        for queue in seen.ready:
+            self._lanes.mark_ready(queue)
+        if seen.ready or seen.freed_queues:
+            self._wake_claimer()
+        if _probes.hooks:
+            await _probes.reach("timers.ticked", freed=seen.freed)
+        if seen.freed == FULL_TICK:
+            return 0.0
+        pause = self._next_pause(is_busy=bool(seen.ready))
+        return pause if seen.next_due is None else min(pause, seen.next_due + MARGIN)
+
+    def _next_pause(self, *, is_busy: bool) -> float:
+        """Poll slower and slower while nothing happens, with jitter, so that a fleet does not poll in step."""
+        self._pause = self._poll if is_busy else min(self._pause * 2, self._max_poll)
+        return self._pause * random.uniform(0.9, 1.0)  # noqa: S311 - jitter, not a secret

@@ -1,0 +1,209 @@
+"""One worker: its services, started and stopped in order, and what happens when its lease is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+from stepwell._core.faults import StoreFault
+from stepwell._core.registry import Registry
+from stepwell._runtime.claimer import Claimer
+from stepwell._runtime.executor import Executor
+from stepwell._runtime.flusher import Flusher
+from stepwell._runtime.hands import Hands
+from stepwell._runtime.heartbeat import Heartbeat
+from stepwell._runtime.lanes import Lanes
+from stepwell._runtime.lease import Lease
+from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.reaper import Reaper
+from stepwell._runtime.tally import Tally
+from stepwell._runtime.timers import Timers
+from stepwell._store import instances, machines, notices
+from stepwell._store.database import Database
+from stepwell.config import Settings
+
+log = logging.getLogger("stepwell")
+
+FULL_UNHOLD = 1_000
+
+
+class Worker:
+    """Claims and runs instances until it is stopped. Made by `engine.worker(...)`."""
+
+    def __init__(
+        self, *, database: Database, registry: Registry, notifier: Notifier, settings: Settings, resources: Any
+    ) -> None:
+        self.tally = Tally()
+        self._database = database
+        self._registry = registry
+        self._notifier = notifier
+        self._settings = settings
+        self._hands = Hands()
+        self._lanes = Lanes(settings.queues)
+        self._lease = Lease(database, settings.queues, registry.labels(), settings.lease)
+        self._renewals: set[asyncio.Task[None]] = set()
+        self._subscriptions = AsyncExitStack()
+        self._is_stopping = False
+        self._build(resources)
+
+    def _build(self, resources: Any) -> None:
+        settings = self._settings
+        self._timers = Timers(
+            database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
+            poll=settings.poll, max_poll=settings.max_poll,
+        )  # fmt: skip
+        self._flusher = Flusher(self._database, self._notifier, self.tally, self._timers.expect)
+        self._executor = Executor(
+            database=self._database, registry=self._registry, flusher=self._flusher, hands=self._hands,
+            lanes=self._lanes, tally=self.tally, max_payload=settings.max_payload, resources=resources,
+            on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
+        )  # fmt: skip
+        self._claimer = Claimer(
+            database=self._database, registry=self._registry, notifier=self._notifier, lease=self._lease,
+            lanes=self._lanes, executor=self._executor, flusher=self._flusher, prefetch=settings.prefetch,
+            min_demand=settings.min_demand,
+        )  # fmt: skip
+        self._reaper = Reaper(
+            database=self._database, notifier=self._notifier, lease=self._lease, tally=self.tally,
+            every=settings.reap, max_crashes=settings.max_crashes, forget_versions=self._claimer.forget_versions,
+        )  # fmt: skip
+        self._heartbeat = Heartbeat(
+            dsn=self._database.dsn, lease=self._lease, hands=self._hands, every=settings.heartbeat,
+            on_lost=self._lose_lease, on_gone=self._lose_claims, on_strays=self._note_strays,
+        )  # fmt: skip
+
+    @property
+    def id(self) -> int | None:
+        """The worker's id in the database; None while it has no lease."""
+        return self._lease.worker_id if self._lease.is_held else None
+
+    @property
+    def running(self) -> int:
+        """Claims in hand."""
+        return len(self._hands)
+
+    @property
+    def stuck_threads(self) -> int:
+        """Sync steps still running in threads; after a stop, those that outlived it."""
+        return self._executor.in_threads
+
+    @property
+    def statements(self) -> int:
+        """Statements sent by the heartbeat's own connection."""
+        return self._heartbeat.statements
+
+    async def start(self) -> None:
+        """Register, bury dead predecessors of this host, and start the services."""
+        await machines.register(self._database, self._registry.all())
+        await self._enter()
+        await self._notifier.listen()
+        self._subscribe()
+        self._flusher.start()
+        self._heartbeat.start()
+        self._claimer.start()
+        self._timers.start()
+        self._reaper.start()
+        log.info("worker %d: started with queues %s", self._lease.worker_id, dict(self._settings.queues))
+
+    async def stop(self) -> None:
+        """Stop claiming, release what has not begun, finish what runs in time, leave the rest to the reaper."""
+        self._is_stopping = True
+        await self._subscriptions.aclose()
+        await self._claimer.stop()
+        await self._timers.stop()
+        await self._reaper.stop()
+        await self._release(self._executor.unbegun())
+        left = await self._executor.drain(self._settings.drain_timeout.total_seconds())
+        if left:
+            log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
+        await self._flusher.stop()
+        await self._heartbeat.stop()
+        try:
+            await self._lease.end()
+        except StoreFault as error:
+            log.warning("worker: could not end its lease (%s); it runs out by itself", error)
+
+    async def _enter(self) -> None:
+        await self._lease.take()
+        self._reaper.report(await self._lease.bury_predecessors(self._settings.max_crashes))
+        freed = FULL_UNHOLD
+        while freed == FULL_UNHOLD:
+            queues = await instances.unhold_version(self._database, self._registry.labels(), also_unfit=True)
+            freed = len(queues)
+
+    def _subscribe(self) -> None:
+        self._subscriptions.callback(self._notifier.subscribe(notices.WORK, self._hear_work))
+        self._subscriptions.callback(self._notifier.subscribe(notices.DUE, lambda _: self._timers.wake()))
+        self._subscriptions.callback(self._notifier.offer_to(self._take_offer))
+
+    def _hear_work(self, queue: str) -> None:
+        """A notice of work; an empty one says that some may have been missed."""
+        if not queue:
+            self._timers.wake()
+        elif self._lanes.mark_ready(queue):
+            self._wake_claimer()
+
+    def _take_offer(self, queue: str, count: int) -> bool:
+        """Work announced in this process: True if there is room here for all of it."""
+        has_room = self._lanes.free(queue) >= count
+        self._hear_work(queue)
+        return has_room
+
+    def _wake_claimer(self) -> None:
+        self._claimer.wake()
+
+    async def _release(self, claims: list[Any]) -> None:
+        if not claims:
+            return
+        try:
+            queues = await instances.release(
+                self._database, claims[0].worker_id, [(c.id, c.concurrency_key) for c in claims]
+            )
+        except StoreFault as error:
+            log.warning("worker: %d claims could not be released (%s); the reaper returns them", len(claims), error)
+            return
+        for queue in set(queues):
+            self._notifier.announce_work(queue)
+
+    def _lose_lease(self, worker_id: int) -> None:
+        """The lease is gone: stop its steps, and start anew under a new id."""
+        if not self._lease.is_held or self._lease.worker_id != worker_id:
+            return
+        self._lease.drop()
+        self.tally.leases_lost += 1
+        stopped = self._hands.abandon(self._hands.ids(), "the lease of this worker is lost")
+        self._executor.unbegun()
+        log.error("worker %d: the lease is lost; %d steps were stopped, starting anew", worker_id, stopped)
+        if not self._is_stopping:
+            renewal = asyncio.create_task(self._renew(), name="stepwell renewal")
+            self._renewals.add(renewal)
+            renewal.add_done_callback(self._renewals.discard)
+
+    async def _renew(self) -> None:
+        pause = 0.05
+        while not self._is_stopping:
+            try:
+                await self._enter()
+            except StoreFault as error:
+                log.warning("worker: can not start anew yet: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 5.0)
+            else:
+                self._timers.wake()
+                self._wake_claimer()
+                return
+
+    def _lose_claims(self, instance_ids: frozenset[int]) -> None:
+        """Single claims are gone (reaped, or given back): stop their steps."""
+        lost = [i for i in instance_ids if (hand := self._hands.get(i)) is not None and not hand.submitted]
+        if lost:
+            self._hands.abandon(lost, "the claim of this step is lost")
+            log.warning("worker: %d claims were lost; their steps were stopped", len(lost))
+
+    def _note_strays(self, queues: list[str], count: int) -> None:
+        self.tally.strays += count
+        log.warning("worker: %d claims whose answer was lost were returned", count)
+        for queue in set(queues):
+            self._notifier.announce_work(queue)

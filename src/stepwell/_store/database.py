@@ -1,0 +1,166 @@
+"""The pool of connections, as the engine wants them, and the one way a statement is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+import asyncpg
+
+from stepwell._core.faults import Outage
+from stepwell._store.statements import statement
+from stepwell._store.translation import translated
+from stepwell.errors import DatabaseUnreachable, EngineClosed, InvalidDatabaseURL, ServerTooOld
+
+OLDEST_SERVER = 150_000
+CLOSE_TIMEOUT = 5.0
+Row = asyncpg.Record
+
+# A client's statements: whatever the planner likes, but no jit, which never pays for them.
+CLIENT: Final = {"application_name": "stepwell", "jit": "off"}
+
+# A worker's statements are planned once and go through indexes only, by nested loops: the one good plan for each of
+# them, at any size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
+WORKER: Final = {
+    "application_name": "stepwell worker",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+
+
+class Queryable(Protocol):
+    """Something statements can be sent to: the database, or one transaction of it."""
+
+    async def fetch(self, name: str, *args: object) -> list[Row]: ...
+
+
+class _Connection(asyncpg.Connection):
+    """A connection that the pool takes back as it is: we leave nothing on it, and a reset costs a round trip."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Session:
+    """One connection inside a transaction."""
+
+    def __init__(self, connection: asyncpg.Connection, database: Database) -> None:
+        self._connection = connection
+        self._database = database
+
+    async def fetch(self, name: str, *args: object) -> list[Row]:
+        self._database.statements += 1
+        with translated():
+            return await self._connection.fetch(statement(name), *args)
+
+    async def run(self, sql: str) -> None:
+        """Send a script of several statements, as migrations are."""
+        self._database.statements += 1
+        with translated():
+            await self._connection.execute(sql)
+
+
+class Database:
+    """Connections to one Postgres. Opening it checks the server; losing it is an Outage, and it comes back."""
+
+    def __init__(self, dsn: str, *, session: Mapping[str, str] = CLIENT, most: int = 10) -> None:
+        check_url(dsn)
+        self.dsn = dsn
+        self._session = dict(session)
+        self.statements = 0  # sent so far; what an operation costs is a test
+        self._most = most
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        try:
+            with translated():
+                self._pool = await asyncpg.create_pool(
+                    self.dsn, min_size=1, max_size=self._most, connection_class=_Connection,
+                    server_settings=self._session, command_timeout=60, timeout=20,
+                )  # fmt: skip
+                async with self._pool.acquire() as connection:
+                    version = int(await connection.fetchval("show server_version_num"))
+                    shown = str(await connection.fetchval("show server_version"))
+        except (Outage, ValueError, TypeError) as error:
+            await self.close()
+            raise DatabaseUnreachable(where(self.dsn), str(error)) from error
+        except BaseException:
+            await self.close()
+            raise
+        if version < OLDEST_SERVER:
+            await self.close()
+            raise ServerTooOld(shown)
+
+    async def close(self) -> None:
+        """Close all connections; one that does not answer is cut."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            await asyncio.wait_for(pool.close(), CLOSE_TIMEOUT)
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            pool.terminate()
+
+    async def fetch(self, name: str, *args: object) -> list[Row]:
+        """Send one statement on its own, committed when it answers."""
+        self.statements += 1
+        with translated():
+            async with self._acquired() as connection:
+                return await connection.fetch(statement(name), *args)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
+        """Several statements, one commit."""
+        with translated():
+            async with self._acquired() as connection, connection.transaction():
+                yield Session(connection, self)
+
+    @asynccontextmanager
+    async def listening(
+        self, dsn: str | None, channels: Sequence[str], hear: Callable[[str, str], None], lost: Callable[[], None]
+    ) -> AsyncIterator[Queryable]:
+        """A connection of its own that LISTENs; `hear(channel, payload)` per notice, `lost()` when it breaks."""
+        with translated():
+            connection = await asyncpg.connect(
+                dsn or self.dsn, server_settings={"application_name": "stepwell listener"}, timeout=20,
+                command_timeout=20,
+            )  # fmt: skip
+        try:
+            connection.add_termination_listener(lambda _: lost())
+            with translated():
+                for channel in channels:
+                    await connection.add_listener(channel, lambda _c, _p, name, payload: hear(name, str(payload)))
+            yield Session(connection, self)
+        finally:
+            connection.terminate()
+
+    @asynccontextmanager
+    async def _acquired(self) -> AsyncIterator[asyncpg.Connection]:
+        if self._pool is None:
+            raise EngineClosed
+        async with self._pool.acquire() as connection:
+            yield connection  # type: ignore[misc]  # the pool's proxy stands in for its connection
+
+
+def check_url(dsn: object) -> None:
+    """Refuse what is no URL of a Postgres before anything connects."""
+    if not isinstance(dsn, str):
+        raise InvalidDatabaseURL(f"expected a string, got {dsn!r}")
+    scheme, found, _ = dsn.partition("://")
+    if not found:
+        raise InvalidDatabaseURL("it has no scheme")
+    if scheme not in {"postgresql", "postgres"}:
+        raise InvalidDatabaseURL(f"the scheme {scheme!r} is not one of a Postgres")
+
+
+def where(dsn: str) -> str:
+    """The URL without its password, for messages."""
+    scheme, _, rest = dsn.partition("://")
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}://{credentials.partition(':')[0]}{at}{host}"

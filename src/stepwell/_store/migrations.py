@@ -1,0 +1,88 @@
+"""The numbered migrations, and how they are applied: forward only, under a lock, from as many hosts as like to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from stepwell._core.faults import Refusal
+from stepwell._store.database import Database
+
+_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+
+_PROLOGUE = """\
+select pg_advisory_xact_lock(hashtextextended('stepwell.migrate', 0));
+create schema if not exists stepwell;
+create table if not exists stepwell.meta (
+  singleton boolean primary key default true check (singleton),
+  version integer not null,
+  migrated_at timestamptz not null default pg_catalog.now()
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: its number, its name, its SQL."""
+
+    version: int
+    name: str
+    sql: str
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """All migrations in order, numbered 1, 2, 3 … without a gap."""
+    folder = files("stepwell._store") / "migrations"
+    found = [
+        Migration(int(match[1]), match[2], file.read_text("utf-8"))
+        for file in folder.iterdir()
+        if (match := _FILE.fullmatch(file.name))
+    ]
+    return tuple(sorted(found, key=lambda m: m.version))
+
+
+def latest_version() -> int:
+    return migrations()[-1].version
+
+
+async def current_version(db: Database) -> int:
+    """The schema's version; 0 where nothing was migrated yet."""
+    try:
+        rows = await db.fetch("schema/version")
+    except Refusal:  # no such table
+        return 0
+    return int(rows[0]["version"]) if rows else 0
+
+
+async def apply(db: Database) -> list[Migration]:
+    """Bring the schema up to date in one transaction; returns what was applied."""
+    async with db.transaction() as session:
+        await session.run(_PROLOGUE)
+        rows = await session.fetch("schema/version")
+        current = int(rows[0]["version"]) if rows else 0
+        missing = [m for m in migrations() if m.version > current]
+        for migration in missing:
+            await session.run(migration.sql)
+        if missing:
+            await session.run(_stamp(missing[-1].version))
+    return missing
+
+
+def script(since: int) -> str:
+    """What `apply` would send from that version on, for those who run their SQL by hand."""
+    missing = [m for m in migrations() if m.version > since]
+    parts = ["begin;", _PROLOGUE]
+    parts += [f"-- {m.version:04} {m.name}\n{m.sql}" for m in missing]
+    if missing:
+        parts.append(_stamp(missing[-1].version))
+    return "\n".join([*parts, "commit;"]) + "\n"
+
+
+def _stamp(version: int) -> str:
+    return (
+        f"insert into stepwell.meta (version) values ({version:d})\n"  # noqa: S608 - a number of our own
+        "on conflict (singleton) do update set version = excluded.version, migrated_at = excluded.migrated_at;"
+    )

@@ -1,0 +1,17 @@
+"""Calls of `sql/notices`: hints from one process to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepwell._store.database import Queryable
+
+WORK = "stepwell_work"  # payload: a queue in which something may be claimed
+DUE = "stepwell_due"  # payload: empty; some row comes due later, perhaps earlier than you think
+SETTLED = "stepwell_settled"  # payload: the id of a watched instance that came to rest
+PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
+CHANNELS = (WORK, DUE, SETTLED, PROBE)
+
+
+async def send(db: Queryable, notices: Sequence[tuple[str, str]]) -> None:
+    await db.fetch("notices/send", [channel for channel, _ in notices], [payload for _, payload in notices])

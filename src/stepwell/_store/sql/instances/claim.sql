@@ -1,0 +1,62 @@
+-- Claim up to $3 instances of one queue, most urgent first.
+-- Keeps: a row is claimed by one worker only (row lock, skip locked); one executing row per concurrency key
+--   (instances_concurrency_key: of two claims at once one fails whole, and is retried).
+-- Index: instances_claim, read in order until the limit; the busy key by one probe of instances_concurrency_key.
+-- Locks: the rows of the window, no key update; by nobody waited for.
+-- Returns: every row of the window with its verdict: 'claimed'; 'busy' (its key is taken); 'foreign' (its machine
+--   and version are not in $4); 'missed' (somebody changed it between snapshot and lock, so its ctid is not the
+--   snapshot's: claim it the next time). Rows not claimed are unchanged. Versions in $5, which other workers run,
+--   are passed over, so that their backlog does not fill our window.
+-- The state is not read here: skip locked rechecks the newest hot row, a joined row would come from the older
+-- snapshot of this statement, and a step would run with the state before it.
+with candidates as materialized (
+  select i.ctid as tid, i.id, i.concurrency_key, i.machine, i.version, i.priority, i.due_at
+  from stepwell.instances i
+  where i.queue = $2 and i.status = 'runnable' and i.hold is null
+    and ($5::text[] = '{}' or not (i.machine || '@' || i.version) = any ($5::text[]))
+  order by i.priority, i.due_at, i.id
+  limit $3
+  for no key update skip locked
+), judged as materialized (
+  select c.*,
+         case
+           when not (c.machine || '@' || c.version) = any ($4::text[]) then 'foreign'
+           when c.concurrency_key is null then 'claimed'
+           when holder.found then 'busy'
+           when row_number() over (partition by c.concurrency_key,
+                                                (c.machine || '@' || c.version) = any ($4::text[])
+                                   order by c.priority, c.due_at, c.id) > 1 then 'busy'
+           else 'claimed'
+         end as verdict
+  from candidates c
+  left join lateral (
+    select true as found
+    from stepwell.instances e
+    where e.concurrency_key = c.concurrency_key and e.status = 'executing'
+    limit 1
+  ) holder on c.concurrency_key is not null
+), claimed as (
+  update stepwell.instances i
+  set status = 'executing', worker_id = $1, claimed_at = pg_catalog.now(), fence = i.fence + 1,
+      updated_at = stepwell.now()
+  from judged j
+  where i.ctid = j.tid and j.verdict = 'claimed'
+  returning j.verdict, i.id, i.machine, i.version, i.concurrency_key, i.priority, i.due_at,
+            i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at
+), missed as (
+  select count(*) filter (where j.verdict = 'claimed') - (select count(*) from claimed) as number
+  from judged j
+)
+select c.verdict, c.id, c.machine, c.version, c.concurrency_key,
+       c.fence, c.step, c.attempt, c.crashes, c.tenant, c.key, c.claimed_at, c.priority, c.due_at
+from claimed c
+union all
+select j.verdict, j.id, j.machine, j.version, j.concurrency_key,
+       null, null, null, null, null, null, null, j.priority, j.due_at
+from judged j
+where j.verdict <> 'claimed'
+union all
+select 'missed', null, null, null, null, null, null, null, null, null, null, null, null, null
+from missed m
+where m.number > 0
+order by priority, due_at, id

@@ -1,0 +1,49 @@
+-- Commit a batch of outcomes, each only if its row is still the claim's: same worker, same fence, executing.
+-- Keeps: a late worker's outcome changes nothing; side rows are written only for rows that committed.
+-- Index: the primary key, driven from the ids (|| '' hides the status from the planner: through an index over
+--   executing rows a commit would read a dead entry for everything done since the last vacuum).
+-- Locks: the rows, no key update, skip locked: what a foreign transaction holds leaves the batch (it is missing in
+--   the answer, and the flusher tries it again), so that no flush waits for a transaction that is not the engine's.
+-- Returns: the committed rows, with the queue to wake and whether a client waits for it.
+with outcomes as materialized (
+  select *
+  from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::integer[], $7::integer[],
+              $8::interval[], $9::text[], $10::smallint[], $11::boolean[], $12::text[], $13::text[], $14::text[],
+              $15::boolean[], $16::text[], $17::text[], $18::text[])
+       as o(id, worker_id, fence, status, step, version, attempt,
+            delay, queue, priority, switches_key, concurrency_key, hold, hold_reason,
+            stores, state, result, error)
+), mine as materialized (
+  select o.*
+  from outcomes o join stepwell.instances i on i.id = o.id
+  where i.worker_id = o.worker_id and i.fence = o.fence and i.status || '' = 'executing'
+  for no key update of i skip locked
+), committed as (
+  update stepwell.instances i
+  set status = m.status,
+      step = m.step,
+      version = m.version,
+      attempt = m.attempt,
+      crashes = 0,
+      fence = i.fence + 1,
+      worker_id = null,
+      claimed_at = null,
+      due_at = case when m.status = 'runnable' then stepwell.now() + m.delay else i.due_at end,
+      hold = case when m.delay > interval '0' then 'due' else m.hold end,
+      hold_reason = m.hold_reason,
+      queue = coalesce(m.queue, i.queue),
+      priority = coalesce(m.priority, i.priority),
+      concurrency_key = case when m.switches_key then m.concurrency_key else i.concurrency_key end,
+      updated_at = stepwell.now(),
+      finished_at = case when m.status in ('done', 'failed', 'cancelled') then stepwell.now() end
+  from mine m
+  where i.id = m.id
+  returning i.id, i.status, i.queue, i.hold, i.watched, m.stores, m.state, m.result, m.error
+), stored as (
+  update stepwell.instance_data d
+  set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = c.error::jsonb
+  from committed c
+  where d.id = c.id and c.stores
+)
+select id, status, queue, hold, watched
+from committed

@@ -1,0 +1,36 @@
+-- Return rows of workers without a live lease to their queues; end those that have crashed too often.
+-- Keeps: attempt and crashes grow only where the step had begun (workers.begun_at, less workers.waiting);
+--   at $2 crashes in a row of one step the instance fails instead of killing the next worker.
+-- Index: the primary key (|| '': no other). Locks: the rows, skip locked. Writes side rows only for what it failed.
+-- Returns: what was reaped: id, status, queue, whether a client waits, whether the step had begun.
+with lost as materialized (
+  select i.id, i.step, i.crashes,
+         coalesce(i.claimed_at <= w.begun_at and not i.id = any (w.waiting), true) as begun
+  from stepwell.instances i
+  left join stepwell.workers w on w.id = i.worker_id
+  where i.id = any ($1::bigint[]) and i.status || '' = 'executing'
+    and (w.id is null or w.lease_until <= pg_catalog.now())
+  for no key update of i skip locked
+), reaped as (
+  update stepwell.instances i
+  set status = case when l.begun and l.crashes + 1 >= $2 then 'failed' else 'runnable' end,
+      finished_at = case when l.begun and l.crashes + 1 >= $2 then stepwell.now() end,
+      attempt = i.attempt + l.begun::integer,
+      crashes = i.crashes + l.begun::integer,
+      worker_id = null,
+      claimed_at = null,
+      updated_at = stepwell.now()
+  from lost l
+  where i.id = l.id
+  returning i.id, i.status, i.queue, i.watched, i.step, i.crashes, l.begun
+), stored as (
+  update stepwell.instance_data d
+  set error = jsonb_build_object(
+        'type', 'CrashLoop',
+        'message', format('step %L ended its worker %s times in a row (max_crashes)', r.step, r.crashes),
+        'traceback', null)
+  from reaped r
+  where d.id = r.id and r.status = 'failed'
+)
+select id, status, queue, watched, begun
+from reaped

@@ -1,0 +1,27 @@
+-- Let rows whose time has come into the claim's index; tell which queues have work, and when to look again.
+-- Keeps: a row is due once; a locked one is left for the next look.
+-- Index: instances_due; instances_claim for one probe per queue of $1. Locks: up to 1,000 due rows, skip locked.
+-- Returns: one row: how many came due, their queues, the queues of $1 with work, seconds to the next due time.
+with due as materialized (
+  select i.id
+  from stepwell.instances i
+  where i.status = 'runnable' and i.hold = 'due' and i.due_at <= stepwell.now()
+  order by i.due_at
+  limit 1000
+  for no key update skip locked
+), freed as (
+  update stepwell.instances i
+  set hold = null
+  from due
+  where i.id = due.id
+  returning i.queue
+)
+select (select count(*) from freed)::integer as freed,
+       array(select distinct queue from freed) as freed_queues,
+       array(select q.name
+             from unnest($1::text[]) as q(name)
+             where exists (select from stepwell.instances i
+                           where i.queue = q.name and i.status = 'runnable' and i.hold is null)) as ready,
+       (select extract(epoch from min(i.due_at) - stepwell.now())::float8
+        from stepwell.instances i
+        where i.status = 'runnable' and i.hold = 'due' and i.due_at > stepwell.now()) as next_due

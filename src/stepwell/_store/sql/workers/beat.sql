@@ -1,0 +1,19 @@
+-- Renew one worker's lease, and tell what it carries in the database.
+-- Keeps: steady_since moves when the lease had run out (see instances/find_lost.sql). A buried worker gets no row.
+-- Index: the primary key; instances_executing. Locks: the worker's row.
+-- Returns: one row, or none if the worker is no longer known: ids it carries, and those older than $4.
+with beaten as (
+  update stepwell.workers w
+  set lease_until = pg_catalog.now() + $2::interval,
+      beat_at = pg_catalog.now(),
+      steady_since = case when w.lease_until < pg_catalog.now() then pg_catalog.now() else w.steady_since end,
+      running = $3
+  where w.id = $1
+  returning w.id
+)
+select array(select i.id from stepwell.instances i
+             where i.status = 'executing' and i.worker_id = $1) as carried,
+       array(select i.id from stepwell.instances i
+             where i.status = 'executing' and i.worker_id = $1
+               and i.claimed_at < pg_catalog.now() - $4::interval) as old
+from beaten

@@ -1,0 +1,5 @@
+-- List the workers and whether their lease holds. Locks: none.
+select w.id, w.host, w.pid, w.release, w.queues::text as queues, w.machines, w.started_at, w.beat_at,
+       w.lease_until > pg_catalog.now() as alive, w.running
+from stepwell.workers w
+order by w.id

@@ -1,0 +1,110 @@
+"""Calls of `sql/workers`: leases, beats and what has begun."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepwell._core.codec import decode_value, encode_value
+from stepwell._store.database import Database, Queryable
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker runs: enough to tell, on the same host, whether it still does."""
+
+    host: str
+    boot: str
+    pid: int
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A worker entered for the same host and boot."""
+
+    id: int
+    pid: int
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What the database says a worker carries."""
+
+    carried: frozenset[int]
+    old: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as operators see it."""
+
+    id: int
+    host: str
+    pid: int
+    release: str
+    queues: dict[str, Any]
+    machines: list[str]
+    started_at: datetime
+    beat_at: datetime
+    alive: bool
+    running: int
+
+
+async def register(
+    db: Queryable, place: Place, release: str, queues: dict[str, int], machines: Sequence[str], lease: timedelta
+) -> int:
+    rows = await db.fetch(
+        "workers/register", place.host, place.boot, place.pid, place.process, release,
+        encode_value(queues, "queues"), machines, lease,
+    )  # fmt: skip
+    return int(rows[0]["id"])
+
+
+async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, old: timedelta) -> Beat | None:
+    """Renew the lease; None if the worker was buried."""
+    rows = await db.fetch("workers/beat", worker_id, lease, running, old)
+    return Beat(frozenset(rows[0]["carried"]), frozenset(rows[0]["old"])) if rows else None
+
+
+async def begin(
+    db: Queryable, worker_id: int, begun_at: datetime, waiting: Sequence[int], ids: Sequence[int]
+) -> dict[int, str]:
+    """Note that claims begin; returns their states, or nothing if the lease is gone."""
+    rows = await db.fetch("workers/begin", worker_id, begun_at, waiting, ids)
+    return {row["id"]: row["state"] for row in rows}
+
+
+async def leave(db: Queryable, worker_ids: Sequence[int]) -> None:
+    await db.fetch("workers/leave", worker_ids)
+
+
+async def neighbours(db: Queryable, place: Place, worker_id: int) -> list[Neighbour]:
+    return [Neighbour(*row) for row in await db.fetch("workers/neighbours", place.host, place.boot, worker_id)]
+
+
+async def forget(db: Queryable) -> int:
+    """Delete the rows of workers that are gone and carry nothing; returns how many."""
+    return len(await db.fetch("workers/forget"))
+
+
+async def registered(db: Queryable, labels: Sequence[str]) -> set[str]:
+    """Those of the given name@version that some live worker registers."""
+    return {row["name"] for row in await db.fetch("workers/registered", labels)}
+
+
+async def list_all(db: Queryable) -> list[WorkerRow]:
+    rows = await db.fetch("workers/list")
+    return [WorkerRow(**{**row, "queues": decode_value(row["queues"])}) for row in rows]
+
+
+@asynccontextmanager
+async def elected(db: Database, duty: str) -> AsyncIterator[bool]:
+    """Whether this process does the duty; as long as the block lasts, no other does."""
+    async with db.transaction() as session:
+        rows = await session.fetch("workers/elect", duty)
+        yield bool(rows[0]["elected"])

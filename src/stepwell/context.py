@@ -1,0 +1,41 @@
+"""What a step is handed: who the instance is, its state, and what the engine knows about this run."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+StateT = TypeVar("StateT")
+
+
+class Context(Generic[StateT]):
+    """One run of one step. Change `state` in place, or return an outcome with `state=`."""
+
+    __slots__ = ("attempt", "fence", "id", "key", "machine", "resources", "state", "step", "tenant", "version")
+
+    def __init__(
+        self,
+        *,
+        id: int,  # noqa: A002 - the name of the API: ctx.id
+        key: str | None,
+        tenant: str,
+        machine: str,
+        version: int,
+        step: str,
+        attempt: int,
+        fence: int,
+        state: StateT,
+        resources: Any = None,
+    ) -> None:
+        self.id = id
+        self.key = key
+        self.tenant = tenant
+        self.machine = machine
+        self.version = version
+        self.step = step
+        self.attempt = attempt
+        self.fence = fence
+        self.state = state
+        self.resources = resources
+
+    def __repr__(self) -> str:
+        return f"<{self.machine} #{self.id} at {self.step!r}, attempt {self.attempt}>"

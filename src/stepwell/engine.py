@@ -1,0 +1,209 @@
+"""The composition root: builds the parts of an engine, and starts and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from stepwell import embedded, schema
+from stepwell._core.records import Instance
+from stepwell._core.registry import Registry
+from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.worker import Worker
+from stepwell._store.database import WORKER, Database, check_url
+from stepwell.client import Client, Handle, Until
+from stepwell.config import load_settings
+from stepwell.errors import EngineClosed, NoDatabase
+from stepwell.insights import Insights
+from stepwell.machine import Entry
+from stepwell.outcomes import StepRef
+
+Resources = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class Engine:
+    """Durable machines and jobs on one Postgres.
+
+    Without a URL: `$STEPWELL_DATABASE_URL`, else the embedded Postgres (`pip install 'stepwell[embedded]'`).
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        machines: Iterable[Any] = (),
+        resources: Resources | object | None = None,
+        **settings: Any,
+    ) -> None:
+        self.settings = load_settings(settings)
+        self._registry = Registry(machines)
+        self._resources = resources
+        self._dsn = dsn if dsn is not None else os.environ.get("STEPWELL_DATABASE_URL") or None
+        if self._dsn is not None:
+            check_url(self._dsn)
+        elif not embedded.installed():
+            raise NoDatabase
+        self._open: AsyncExitStack | None = None
+        self._database: Database | None = None
+        self._client: Client | None = None
+        self._notifier: Notifier | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the pool and check the schema; starts nothing."""
+        await self._connect()
+        try:
+            if self._dsn is None:
+                await schema.migrate(self._opened, self._registry)
+            else:
+                await schema.verify(self._opened)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the pool; the last process to leave the embedded Postgres stops it."""
+        stack, self._open = self._open, None
+        self._client = self._database = self._notifier = None
+        if stack is not None:
+            await stack.aclose()
+
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date and make the machines known; returns the names of what was applied."""
+        if self._database is not None:
+            return await schema.migrate(self._database, self._registry)
+        await self._connect()
+        try:
+            return await schema.migrate(self._opened, self._registry)
+        finally:
+            await self.close()
+
+    async def start(
+        self,
+        machine: object,
+        state: Any = None,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        step: StepRef | None = None,
+        concurrency_key: str | None = None,
+        tenant: str | None = None,
+    ) -> Handle:
+        """Start an instance: committed when this returns, run by a worker as soon as there is one."""
+        options = {
+            "queue": queue, "priority": priority, "delay": delay, "at": at, "step": step,
+            "concurrency_key": concurrency_key, "tenant": tenant,
+        }  # fmt: skip
+        return await self._doors.start(machine, state, options)
+
+    async def start_many(self, entries: Sequence[Entry | tuple[object, Any] | object]) -> list[Handle]:
+        """Start many in one transaction: all or none. Entries: `Checkout.child(state, …)` or (machine, state)."""
+        return await self._doors.start_many(entries)
+
+    async def get(self, target: int | str, *, tenant: str | None = None) -> Instance:
+        """A snapshot of an instance, by id or by key."""
+        return await self._doors.get(target, tenant)
+
+    async def wait(
+        self,
+        target: int | str,
+        *,
+        timeout: float | timedelta | None = None,
+        until: Until = "terminal",
+        tenant: str | None = None,
+    ) -> Instance:
+        """A snapshot once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
+        return await self._doors.wait(target, timeout=timeout, until=until, tenant=tenant)
+
+    @property
+    def insights(self) -> Insights:
+        """Lists and figures for operators."""
+        return Insights(self._opened)
+
+    @asynccontextmanager
+    async def worker(self, queues: Mapping[str, int] | None = None, **settings: Any) -> AsyncIterator[Worker]:
+        """A worker in this process, for the length of the block; drains at its end."""
+        changes = settings if queues is None else {**settings, "queues": queues}
+        effective = self.settings.with_changes(changes)
+        notifier = self._notifier
+        if notifier is None:
+            raise EngineClosed
+        async with self._entered_resources() as resources, _opened_for_work(self._opened.dsn) as database:
+            worker = Worker(
+                database=database, registry=self._registry, notifier=notifier, settings=effective,
+                resources=resources,
+            )  # fmt: skip
+            try:
+                await worker.start()
+                yield worker
+            finally:
+                await worker.stop()
+
+    @asynccontextmanager
+    async def _entered_resources(self) -> AsyncIterator[Any]:
+        """What steps find in `ctx.resources`: what the lifespan yields, or the object as it is."""
+        if callable(self._resources):
+            async with self._resources() as entered:
+                yield entered
+        else:
+            yield self._resources
+
+    async def _connect(self) -> None:
+        if self._open is not None:
+            return
+        stack = AsyncExitStack()
+        try:
+            dsn = self._dsn if self._dsn is not None else await _join_embedded(stack)
+            database = Database(dsn)
+            await database.open()
+            stack.push_async_callback(database.close)
+            notifier = Notifier(database, self.settings.listener_dsn)
+            notifier.start_sending()
+            stack.push_async_callback(notifier.stop)
+        except BaseException:
+            await stack.aclose()
+            raise
+        self._open, self._database, self._notifier = stack, database, notifier
+        self._client = Client(database, self._registry, notifier, self.settings)
+
+    @property
+    def _doors(self) -> Client:
+        if self._client is None:
+            raise EngineClosed
+        return self._client
+
+    @property
+    def _opened(self) -> Database:
+        if self._database is None:
+            raise EngineClosed
+        return self._database
+
+
+@asynccontextmanager
+async def _opened_for_work(dsn: str) -> AsyncIterator[Database]:
+    """A worker's own connections: planned for its statements, and never starved by a client's burst."""
+    database = Database(dsn, session=WORKER)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def _join_embedded(stack: AsyncExitStack) -> str:
+    server = embedded.EmbeddedServer()
+    url = await asyncio.to_thread(server.join)
+    stack.push_async_callback(asyncio.to_thread, server.leave)
+    return url

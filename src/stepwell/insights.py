@@ -1,0 +1,101 @@
+"""Reads for operators and pages: lists with filters, page by page, and the workers."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from stepwell._core.ranges import check_at, check_text
+from stepwell._core.records import Instance
+from stepwell._core.status import Status
+from stepwell._store import instances, workers
+from stepwell._store.database import Database
+from stepwell._store.instances import Filter
+from stepwell._store.workers import WorkerRow
+from stepwell.errors import InvalidInput
+
+MOST_PER_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some instances, newest first, and the cursor of the page after them (None: this is the last)."""
+
+    items: list[Instance]
+    next: int | None
+
+
+class Insights:
+    """What the engine knows, without changing anything."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(
+        self,
+        *,
+        status: Status | str | Iterable[Status | str] | None = None,
+        machine: str | None = None,
+        version: int | None = None,
+        step: str | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        tenant: str | None = None,
+        created_from: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int = 50,
+        after: int | None = None,
+    ) -> Page:
+        """Instances that fit every given filter, newest first; `after` is the cursor of the page before."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PER_PAGE:
+            raise InvalidInput("limit", f"{limit!r} is out of range (1 to {MOST_PER_PAGE:,})")
+        wanted = Filter(
+            statuses=_statuses(status),
+            machine=_text("machine", machine),
+            version=version,
+            step=_text("step", step),
+            queue=_text("queue", queue),
+            tenant=_text("tenant", tenant),
+            key=_text("key", key),
+            created_from=None if created_from is None else check_at("created_from", created_from),
+            created_before=None if created_before is None else check_at("created_before", created_before),
+        )
+        found = await instances.list_page(self._database, wanted, below=after, limit=limit + 1)
+        more = len(found) > limit
+        return Page(found[:limit], found[limit - 1].id if more else None)
+
+    async def each(self, **filters: object) -> AsyncIterator[Instance]:
+        """All instances that fit, page by page."""
+        after: int | None = None
+        while True:
+            page = await self.list(after=after, limit=MOST_PER_PAGE, **filters)  # type: ignore[arg-type]  # checked by list
+            for instance in page.items:
+                yield instance
+            if page.next is None:
+                return
+            after = page.next
+
+    async def workers(self) -> builtins.list[WorkerRow]:
+        """Every worker that is entered, alive or not yet buried."""
+        return await workers.list_all(self._database)
+
+
+def _statuses(given: Status | str | Iterable[Status | str] | None) -> tuple[Status, ...] | None:
+    if given is None:
+        return None
+    names = [given] if isinstance(given, str) else list(given)
+    try:
+        return tuple(Status(name) for name in names)
+    except ValueError:
+        known = ", ".join(Status)
+        raise InvalidInput("status", f"{given!r} is no status (known: {known})") from None
+
+
+def _text(field: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"expected a string, got {value!r}")
+    return check_text(field, value)

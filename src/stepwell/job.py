@@ -1,0 +1,141 @@
+"""How a job is declared: one typed function with retries."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from stepwell.config import check_name
+from stepwell.context import Context
+from stepwell.errors import DefinitionError
+from stepwell.machine import Entry, check_timeout
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Backoff = Callable[[int], timedelta]
+NO_DEFAULT: Any = inspect.Parameter.empty
+STEP = "run"
+"""The one step of a job."""
+
+
+def exponential(attempt: int) -> timedelta:
+    """The default backoff: min(1 s · 2^attempt, 5 min)."""
+    return min(timedelta(seconds=2 ** min(attempt, 9)), timedelta(minutes=5))
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of one call, checked when it is started."""
+
+    job: Job[Any, Any]
+    values: dict[str, Any]
+
+
+class Job(Generic[P, R]):
+    """A function that runs durably: at least once, until it returns, with retries between."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        version: int = 1,
+        queue: str = "default",
+        max_attempts: int = 20,
+        backoff: Backoff = exponential,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name if name is not None else function.__name__
+        self.version = version
+        self.queue = queue
+        self.max_attempts = max_attempts
+        self.backoff = backoff
+        self.timeout = timeout
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        _check_job(self)
+        self.parameters, self.context_parameter = _read_signature(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, here and now; nothing durable about it."""
+        return self.function(*args, **kwargs)
+
+    def args(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
+        """Arguments for `engine.start(send_mail, send_mail.args(to=…))`, checked by type checkers."""
+        bound = inspect.signature(self.function).bind_partial(*args, **kwargs)
+        return Arguments(self, {k: v for k, v in bound.arguments.items() if k != self.context_parameter})
+
+    def child(self, state: Any = None, **options: Any) -> Entry:
+        """One start of this job, for `engine.start_many([...])`; options as for `engine.start`."""
+        return Entry(self, state, options)
+
+    def __repr__(self) -> str:
+        return f"<job {self.name} version {self.version}>"
+
+
+@overload
+def job(function: Callable[P, R], /) -> Job[P, R]: ...
+@overload
+def job(
+    *,
+    name: str | None = None,
+    version: int = 1,
+    queue: str = "default",
+    max_attempts: int = 20,
+    backoff: Backoff = exponential,
+    timeout: timedelta | None = None,
+) -> Callable[[Callable[P, R]], Job[P, R]]: ...
+def job(function: Callable[P, R] | None = None, /, **options: Any) -> Job[P, R] | Callable[[Callable[P, R]], Job[P, R]]:
+    """Make a function a job: `@job` or `@job(queue="mail", max_attempts=5)`."""
+
+    def make(made: Callable[P, R]) -> Job[P, R]:
+        return Job(made, **options)
+
+    return make if function is None else make(function)
+
+
+def _check_job(checked: Job[Any, Any]) -> None:
+    where = f"job {checked.name}"
+    if inspect.isasyncgenfunction(checked.function) or inspect.isgeneratorfunction(checked.function):
+        raise DefinitionError(f"{where} is a generator; return its result instead of yielding")
+    for what, value in (("name", checked.name), ("queue", checked.queue)):
+        if not isinstance(value, str):
+            raise DefinitionError(f"{where}: {what} must be a string, not {value!r}")
+        if problem := check_name(value, what):
+            raise DefinitionError(f"{where}: {problem}; give it one with name=")
+    if "@" in checked.name:
+        raise DefinitionError(f"{where}: the name has an '@', which stands between name and version")
+    for what, number in (("version", checked.version), ("max_attempts", checked.max_attempts)):
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**31:
+            raise DefinitionError(f"{where}: {what} must be a whole number from 1, not {number!r}")
+    if not callable(checked.backoff):
+        raise DefinitionError(f"{where}: backoff must be a function of the attempt that returns a timedelta")
+    check_timeout(checked.timeout)
+
+
+def _read_signature(read: Job[Any, Any]) -> tuple[dict[str, tuple[Any, Any]], str | None]:
+    """The typed arguments, and the parameter annotated `Context` if there is one."""
+    try:
+        hints = typing.get_type_hints(read.function, include_extras=True)
+    except NameError as error:
+        raise DefinitionError(f"job {read.name}: an annotation does not resolve: {error}; "
+                              "its types must be importable where the function is defined") from error
+    arguments: dict[str, tuple[Any, Any]] = {}
+    context: str | None = None
+    for parameter in inspect.signature(read.function).parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if (typing.get_origin(hint) or hint) is Context:
+            context = parameter.name
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise DefinitionError(f"job {read.name}: parameter {parameter.name!r} is variadic or positional-only; "
+                                  "arguments are stored by name")
+        else:
+            arguments[parameter.name] = (hint, parameter.default)
+    return arguments, context

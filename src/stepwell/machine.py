@@ -1,0 +1,149 @@
+"""How a machine is declared: a class with steps, a nested State and a `handle`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, NamedTuple, TypeVar, overload
+
+from stepwell.config import check_name
+from stepwell.context import Context
+from stepwell.errors import DefinitionError
+from stepwell.outcomes import Outcome, StepRef, Stop
+
+StepFunction = TypeVar("StepFunction", bound=Callable[..., Any])
+
+MAX_TIMEOUT = timedelta(days=365)
+_MARK = "__stepwell_step__"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a machine: its name, its function, how long it may run."""
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    timeout: timedelta | None
+
+
+class Entry(NamedTuple):
+    """What `Checkout.child(...)` gives: one start, for `start_many`."""
+
+    machine: Any
+    state: Any
+    options: dict[str, Any]
+
+
+@overload
+def step(function: StepFunction, /) -> StepFunction: ...
+@overload
+def step(*, timeout: timedelta | None = None) -> Callable[[StepFunction], StepFunction]: ...
+def step(
+    function: StepFunction | None = None, /, *, timeout: timedelta | None = None
+) -> StepFunction | Callable[[StepFunction], StepFunction]:
+    """Mark a method as a step. It stays a plain method: `self.ship` names it, `machine.ship(ctx)` calls it."""
+    check_timeout(timeout)
+
+    def mark(marked: StepFunction) -> StepFunction:
+        if not inspect.isfunction(marked):
+            raise DefinitionError(f"@step goes on a method, not on {marked!r}")
+        if inspect.isasyncgenfunction(marked) or inspect.isgeneratorfunction(marked):
+            raise DefinitionError(f"step {marked.__name__!r} is a generator; return an outcome instead of yielding")
+        found = Step(marked.__name__, marked, inspect.iscoroutinefunction(marked), timeout)
+        setattr(marked, _MARK, found)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def check_timeout(timeout: object) -> None:
+    """Refuse a step's timeout that is no timedelta or out of range."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, timedelta):
+        raise DefinitionError(f"timeout: expected a timedelta, got {timeout!r}")
+    if not timedelta(0) < timeout <= MAX_TIMEOUT:
+        raise DefinitionError(f"timeout: {timeout} is out of range (more than 0, at most {MAX_TIMEOUT.days} days)")
+
+
+def step_name(ref: StepRef) -> str | None:
+    """The name a step reference stands for; None if it is no step reference."""
+    if isinstance(ref, str):
+        return ref
+    mark = getattr(ref, _MARK, None)
+    return mark.name if isinstance(mark, Step) else None
+
+
+class Machine:
+    """A durable state machine. Subclass it, give it steps, and register it: `Engine(machines=[Checkout])`."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    queue: ClassVar[str]
+    initial: ClassVar[str]
+    state_type: ClassVar[type | None]
+    steps: ClassVar[dict[str, Step]]
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        queue: str = "default",
+        initial: str | None = None,
+        state: type | None = None,
+        **unknown: object,
+    ) -> None:
+        if unknown:
+            raise DefinitionError(f"machine {cls.__name__}: unknown option {', '.join(map(repr, unknown))}; "
+                                  "known are name, version, queue, initial and state")
+        super().__init_subclass__()
+        cls.name = name if name is not None else cls.__name__
+        cls.version = version
+        cls.queue = queue
+        cls.state_type = state if state is not None else getattr(cls, "State", None)
+        cls.steps = _collect_steps(cls)
+        cls.initial = initial if initial is not None else "start"
+        _check_machine(cls)
+
+    async def handle(self, error: BaseException, ctx: Context[Any]) -> Outcome:
+        """Decide what follows an error of a step. Override it; by default the instance fails."""
+        return Stop(error)
+
+    @classmethod
+    def child(cls, state: Any = None, **options: Any) -> Entry:
+        """One start of this machine, for `engine.start_many([...])`; options as for `engine.start`."""
+        return Entry(cls, state, options)
+
+
+def _collect_steps(cls: type[Machine]) -> dict[str, Step]:
+    steps: dict[str, Step] = {}
+    for attribute in dir(cls):
+        mark = getattr(inspect.getattr_static(cls, attribute), _MARK, None)
+        if isinstance(mark, Step):
+            if mark.name != attribute:
+                raise DefinitionError(f"machine {cls.__name__}: {attribute!r} is another name for step {mark.name!r}; "
+                                      "define it with its own name")
+            steps[attribute] = mark
+    return steps
+
+
+def _check_machine(cls: type[Machine]) -> None:
+    where = f"machine {cls.__name__}"
+    for what, value in (("name", cls.name), ("queue", cls.queue), ("initial", cls.initial)):
+        if not isinstance(value, str):
+            raise DefinitionError(f"{where}: {what} must be a string, not {value!r}")
+        if problem := check_name(value, what):
+            raise DefinitionError(f"{where}: {problem}")
+    if "@" in cls.name:
+        raise DefinitionError(f"{where}: the name {cls.name!r} has an '@', which stands between name and version")
+    if not isinstance(cls.version, int) or isinstance(cls.version, bool) or not 1 <= cls.version < 2**31:
+        raise DefinitionError(f"{where}: version must be a whole number from 1, not {cls.version!r}")
+    if not cls.steps:
+        raise DefinitionError(f"{where} has no steps; mark its methods with @step")
+    if cls.initial not in cls.steps:
+        raise DefinitionError(f"{where} has no initial step {cls.initial!r}; "
+                              f"name one of {', '.join(cls.steps)} with initial=")

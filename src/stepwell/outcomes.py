@@ -1,0 +1,63 @@
+"""What a step, or `handle`, returns: small frozen values that say where the instance goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+
+class Unset:
+    """The type of a field nobody gave: neither a value nor None."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET: Final = Unset()
+
+StepRef: TypeAlias = str | Callable[..., Any]
+"""A step, by reference (`self.ship`) or by name (`"ship"`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Go on at `step`, now or after `delay`; the attempt count starts again at 0."""
+
+    step: StepRef
+    state: Any = UNSET
+    delay: timedelta | None = None
+    queue: str | None = None
+    priority: int | None = None
+    concurrency_key: str | Unset | None = UNSET  # unset keeps it, None gives it up
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Run the same step again after `delay`; the attempt count grows by one."""
+
+    delay: timedelta = timedelta(0)
+    state: Any = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end: the instance is done, with a result."""
+
+    result: Any = None
+    state: Any = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The end: the instance has failed, for a reason in words or for an exception."""
+
+    reason: str | BaseException = "stopped"
+    state: Any = UNSET
+
+
+Outcome: TypeAlias = Next | Retry | Done | Stop

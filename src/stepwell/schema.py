@@ -1,0 +1,33 @@
+"""The schema's version: migrate it, check it, print its SQL."""
+
+from __future__ import annotations
+
+from stepwell._core.registry import Registry
+from stepwell._store import machines, migrations
+from stepwell._store.database import Database
+from stepwell.errors import SchemaOutdated, SchemaTooNew
+
+
+async def migrate(database: Database, registry: Registry) -> list[str]:
+    """Apply what is missing and make the machines known; returns the names of the migrations applied."""
+    found = await migrations.current_version(database)
+    if found > migrations.latest_version():
+        raise SchemaTooNew(found, migrations.latest_version())
+    applied = await migrations.apply(database)
+    await machines.register(database, registry.all())
+    return [f"{migration.version:04}_{migration.name}" for migration in applied]
+
+
+async def verify(database: Database) -> int:
+    """The schema's version, or an error that says what to do."""
+    found, needed = await migrations.current_version(database), migrations.latest_version()
+    if found < needed:
+        raise SchemaOutdated(found, needed)
+    if found > needed:
+        raise SchemaTooNew(found, needed)
+    return found
+
+
+def sql(since: int = 0) -> str:
+    """The SQL that brings a schema of that version up to date."""
+    return migrations.script(since)

@@ -1,0 +1,37 @@
+"""What every test may use: a Postgres for the session, a harness per test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from stepwell.embedded import EmbeddedServer, data_home
+from stepwell.testing import Harness
+from stepwell.testing.harness import SERVER_SETTINGS
+
+MakeHarness = Callable[..., Awaitable[Harness]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server() -> Iterator[None]:
+    """Keep the embedded server up for the whole session; every harness joins and leaves it."""
+    if os.environ.get("STEPWELL_TEST_DATABASE_URL"):
+        yield
+        return
+    with EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS):
+        yield
+
+
+@pytest.fixture
+async def make_harness() -> AsyncIterator[MakeHarness]:
+    """Make an engine on a database of its own: `h = await make_harness(machines=[…], **settings)`."""
+    async with AsyncExitStack() as stack:
+
+        async def make(machines: Any = (), **options: Any) -> Harness:
+            return await stack.enter_async_context(Harness(machines, **options))
+
+        yield make
