@@ -25,7 +25,7 @@ class Service(ABC):
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._woken = False
-        self._until = 0.0
+        self._until = float("inf")  # when to tick next; lowered by hasten, also while a tick is under way
         self._stirred = asyncio.Event()
         self._backoff = FIRST_BACKOFF
 
@@ -63,9 +63,19 @@ class Service(ABC):
             self._until = until
             self._stirred.set()
 
+    def ended(self) -> None:  # noqa: B027 - most services have nothing to do then
+        """Called when the loop is over, for whatever reason."""
+
     async def _run(self) -> None:
+        try:
+            await self._loop()
+        finally:
+            self.ended()
+
+    async def _loop(self) -> None:
         while not self._stopping:
             self._woken = False
+            self._until = float("inf")
             pause = await self._tick_safely()
             await self._rest(pause)
 
@@ -87,12 +97,14 @@ class Service(ABC):
     def _back_off(self) -> float:
         pause = self._backoff
         self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
-        self._woken = False  # a wake does not shorten a backoff
+        self._woken = False  # neither a wake nor a due time shortens a backoff
+        self._until = float("inf")
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
     async def _rest(self, pause: float | None) -> None:
         loop = asyncio.get_running_loop()
-        self._until = float("inf") if pause is None else loop.time() + pause
+        if pause is not None:
+            self._until = min(self._until, loop.time() + pause)
         while not self._woken and not self._stopping and self._until > loop.time():
             self._stirred.clear()
             try:

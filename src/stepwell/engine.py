@@ -18,7 +18,7 @@ from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
 from stepwell.client import Client, Handle, Until
 from stepwell.config import load_settings
-from stepwell.errors import EngineClosed, NoDatabase
+from stepwell.errors import DefinitionError, EngineClosed, NoDatabase
 from stepwell.insights import Insights
 from stepwell.machine import Entry
 from stepwell.outcomes import StepRef
@@ -135,6 +135,8 @@ class Engine:
     @asynccontextmanager
     async def worker(self, queues: Mapping[str, int] | None = None, **settings: Any) -> AsyncIterator[Worker]:
         """A worker in this process, for the length of the block; drains at its end."""
+        if not self._registry.all():
+            raise DefinitionError("a worker needs machines to run: pass them to Engine(machines=[…])")
         changes = settings if queues is None else {**settings, "queues": queues}
         effective = self.settings.with_changes(changes)
         notifier = self._notifier

@@ -79,6 +79,10 @@ class Registry:
         later = [d for v, d in self._versions.get(name, {}).items() if v > version and d.upcast is not None]
         return max(later, key=lambda d: d.version, default=None)
 
+    def upcasting(self) -> list[str]:
+        """Names of machines that can bring older versions forward."""
+        return sorted({d.name for d in self.all() if d.upcast is not None})
+
     def resolve(self, machine: object) -> Definition:
         """The definition a start means: a machine class, a job, or a name (its newest version)."""
         if isinstance(machine, str):

@@ -128,7 +128,7 @@ class Claimer(Service):
         if stranded:
             await instances.hold_foreign(self._database, stranded)
             # A worker that registered the version meanwhile may have looked before we held: look again.
-            await instances.unhold_version(self._database, [], also_unfit=False)
+            await instances.unhold_version(self._database)
         return True  # what stood behind them in the window may be ours
 
     def _can_adopt(self, label: str) -> bool:

@@ -110,13 +110,14 @@ class Executor:
                 starters.append(claim)
             else:
                 lane.buffer.append(claim)
-        if claims:
-            self._latest_claim = max(claim.claimed_at for claim in claims)
+            self._latest_claim = max(claim.claimed_at, self._latest_claim or claim.claimed_at)
         await self._begin(starters)
 
     def unbegun(self) -> list[Claim]:
         """Take back, for release, what was claimed and has not begun."""
         waiting = [*self._suspects, *(claim for lane in self._lanes for claim in lane.buffer)]
+        for suspect in self._suspects:  # in line, it has a slot already
+            self._lanes[suspect.queue].running -= 1
         self._suspects.clear()
         for lane in self._lanes:
             lane.buffer.clear()
@@ -126,6 +127,8 @@ class Executor:
 
     async def drain(self, patience: float) -> int:
         """Wait for what runs; returns how many did not end in time and were left."""
+        if self._refills:
+            await asyncio.wait(self._refills, timeout=patience)
         tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=patience)

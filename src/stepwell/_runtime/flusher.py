@@ -37,13 +37,14 @@ class Verdict(Enum):
 class _Entry:
     """One commit on its way, and who waits for it."""
 
-    __slots__ = ("answer", "commit", "doubtful", "patience")
+    __slots__ = ("answer", "commit", "doubtful", "is_resting", "patience")
 
     def __init__(self, commit: Commit, answer: asyncio.Future[Verdict]) -> None:
         self.commit = commit
         self.answer = answer
         self.doubtful = False  # an earlier try ended without an answer: it may have landed
         self.patience = FIRST_PATIENCE
+        self.is_resting = False  # its row is locked by somebody else; it comes back by itself
 
 
 class Flusher(Service):
@@ -58,10 +59,19 @@ class Flusher(Service):
         self._tally = tally
         self._expect_due = expect_due
         self._pending: list[_Entry] = []
+        self._is_over = False
         self.waiting = 0  # outcomes submitted and not yet durable
+
+    def ended(self) -> None:
+        """Leave nobody waiting for a flush that will not come."""
+        self._is_over = True
+        for entry in self._pending:
+            entry.answer.cancel()
 
     async def submit(self, commit: Commit) -> Verdict:
         """Commit an outcome; raises RefusedByDatabase if Postgres refuses this very one."""
+        if self._is_over:
+            raise asyncio.CancelledError
         entry = _Entry(commit, asyncio.get_running_loop().create_future())
         self.waiting += 1
         self._pending.append(entry)
@@ -81,7 +91,8 @@ class Flusher(Service):
                 await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
             await self._flush(batch)
         except BaseException as error:
-            self._keep([e for e in batch if not e.answer.done()], doubtful=isinstance(error, Outage))
+            unanswered = [entry for entry in batch if not entry.answer.done() and not entry.is_resting]
+            self._keep(unanswered, doubtful=isinstance(error, Outage))
             raise
         return 0.0 if self._pending else None
 
@@ -140,8 +151,12 @@ class Flusher(Service):
     def _wait_for_lock(self, entry: _Entry) -> None:
         """Try again soon: a transaction that is not the engine's holds the row, and no batch waits for it."""
         pause, entry.patience = entry.patience, min(entry.patience * 2, LONGEST_PATIENCE)
+        entry.is_resting = True
 
         def again() -> None:
+            entry.is_resting = False
+            if self._is_over:
+                entry.answer.cancel()
             self._pending.append(entry)
             self.wake()
 

@@ -160,8 +160,9 @@ class Beats(Service):
 
     async def tick(self) -> float | None:
         self._watch_main_loop()
-        if time.monotonic() >= self._next_beat and self._lease.is_held and not self._is_main_loop_dead():
-            await self._beat()
+        worker_id = self._lease.current  # the main loop may drop it at any time
+        if time.monotonic() >= self._next_beat and worker_id is not None and not self._is_main_loop_dead():
+            await self._beat(worker_id)
             self._next_beat = time.monotonic() + self._every.total_seconds()
         return max(0.01, min(BLOCKED / 2, self._next_beat - time.monotonic()))
 
@@ -177,8 +178,7 @@ class Beats(Service):
         """A main loop silent for a whole lease does no work: better that others do it."""
         return self._pulse.silence > self._lease.duration.total_seconds()
 
-    async def _beat(self) -> None:
-        worker_id = self._lease.worker_id
+    async def _beat(self, worker_id: int) -> None:
         held = {hand.claim.id for hand in self._hands.all() if not hand.submitted and hand.task is not None}
         beat = await workers.beat(self._database, worker_id, self._lease.duration, len(held), self._every)
         if beat is None:

@@ -29,6 +29,11 @@ class Lease:
         self._worker_id: int | None = None
 
     @property
+    def current(self) -> int | None:
+        """The worker's id while it has a lease."""
+        return self._worker_id
+
+    @property
     def is_held(self) -> bool:
         return self._worker_id is not None
 

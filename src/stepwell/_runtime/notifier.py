@@ -149,7 +149,7 @@ class _Listener(Service):
         self._connection = await self._stack.enter_async_context(
             self._database.listening(self._dsn, notices.CHANNELS, self._hear, self._lost)
         )
-        for channel in (notices.WORK, notices.DUE):
+        for channel in (notices.WORK, notices.DUE, notices.SETTLED):
             self._deliver(channel, "")  # something may have been missed: everybody look
 
     async def _probe(self) -> bool:

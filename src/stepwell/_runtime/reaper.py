@@ -66,7 +66,7 @@ class Reaper(Service):
     async def _free(self) -> None:
         """Free what should not be held any more; normally finds nothing."""
         self._wake(await keys.free_idle(self._database))
-        self._wake(await instances.unhold_version(self._database, [], also_unfit=False))
+        self._wake(await instances.unhold_version(self._database))
 
     def report(self, reaped: Iterable[Reaped]) -> None:
         """Count what was reaped, wake its queues, and tell who waits for what ended."""

@@ -40,6 +40,10 @@ class Waiters:
         return float(min(FIRST_POLL * 2 ** min(round_, 10), LONGEST_POLL))
 
     def _hear(self, payload: str) -> None:
+        """A notice names an instance; an empty one says that some may have been missed."""
         if payload.isdigit():
-            for event in self._events.get(int(payload), ()):
-                event.set()
+            heard = list(self._events.get(int(payload), ()))
+        else:
+            heard = [event for events in self._events.values() for event in events]
+        for event in heard:
+            event.set()

@@ -26,9 +26,6 @@ from stepwell.config import Settings
 
 log = logging.getLogger("stepwell")
 
-FULL_UNHOLD = 1_000
-
-
 class Worker:
     """Claims and runs instances until it is stopped. Made by `engine.worker(...)`."""
 
@@ -105,6 +102,7 @@ class Worker:
         self._claimer.start()
         self._timers.start()
         self._reaper.start()
+        await self._free_held()
         log.info("worker %d: started with queues %s", self._lease.worker_id, dict(self._settings.queues))
 
     async def stop(self) -> None:
@@ -128,10 +126,14 @@ class Worker:
     async def _enter(self) -> None:
         await self._lease.take()
         self._reaper.report(await self._lease.bury_predecessors(self._settings.max_crashes))
-        freed = FULL_UNHOLD
-        while freed == FULL_UNHOLD:
-            queues = await instances.unhold_version(self._database, self._registry.labels(), also_unfit=True)
-            freed = len(queues)
+
+    async def _free_held(self) -> None:
+        """Free what waited for code that this worker brings."""
+        queues = await instances.unhold_version(
+            self._database, self._registry.labels(), self._registry.upcasting(), also_unfit=True
+        )
+        for queue in queues:
+            self._notifier.announce_work(queue)
 
     def _subscribe(self) -> None:
         self._subscriptions.callback(self._notifier.subscribe(notices.WORK, self._hear_work))
@@ -186,6 +188,7 @@ class Worker:
         while not self._is_stopping:
             try:
                 await self._enter()
+                await self._free_held()
             except StoreFault as error:
                 log.warning("worker: can not start anew yet: %s", error)
                 await asyncio.sleep(pause)

@@ -225,9 +225,19 @@ async def hold_foreign(db: Queryable, ids: Sequence[int]) -> list[int]:
     return [row["id"] for row in await db.fetch("instances/hold_foreign", ids)]
 
 
-async def unhold_version(db: Queryable, labels: Sequence[str], *, also_unfit: bool) -> list[str]:
-    """Free what some live worker, or the given versions, can run; returns a queue per row freed, at most 1,000."""
-    return [row["queue"] for row in await db.fetch("instances/unhold_version", labels, also_unfit)]
+FULL_UNHOLD = 1_000
+
+
+async def unhold_version(
+    db: Queryable, labels: Sequence[str] = (), upcasting: Sequence[str] = (), *, also_unfit: bool = False
+) -> set[str]:
+    """Free what some live worker, the given versions or an upcast can run; returns the queues to wake."""
+    queues: set[str] = set()
+    while True:
+        rows = await db.fetch("instances/unhold_version", labels, also_unfit, upcasting)
+        queues.update(row["queue"] for row in rows)
+        if len(rows) < FULL_UNHOLD:
+            return queues
 
 
 async def read(db: Queryable, ids: Sequence[int]) -> list[Instance]:
