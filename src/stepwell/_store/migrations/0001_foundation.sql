@@ -26,8 +26,9 @@ create table stepwell.instances (
   attempt           integer not null default 0,
   crashes           integer not null default 0,      -- in a row, of the current step
   visit             integer not null default 0,      -- grows at each park
-  child_index       integer,
-  round             integer not null default 0,      -- of this parent's latest spawn; for a child: of its spawn
+  round             integer not null default 0,      -- of its own latest spawn
+  parent_round      integer,                         -- the parent's round that this child belongs to
+  child_index       integer,                         -- its place in that round
   children_pending  integer not null default 0,
   weight            integer not null default 1,
   priority          smallint not null default 0,     -- lower first
@@ -81,7 +82,7 @@ create unique index instances_concurrency_key on stepwell.instances (concurrency
 create index instances_behind_key on stepwell.instances (concurrency_key, priority, due_at, id)
   where status = 'runnable' and hold = 'key';
 -- What no worker can run, by what it needs.
-create index instances_unrunnable on stepwell.instances (machine, version)
+create index instances_unrunnable on stepwell.instances (hold, machine, version)
   where status = 'runnable' and hold in ('version', 'unfit');
 -- One live instance per key; the address of a key.
 create unique index instances_guard on stepwell.instances (tenant, guard)
@@ -89,11 +90,12 @@ create unique index instances_guard on stepwell.instances (tenant, guard)
 -- The newest row that carried a key.
 create index instances_key on stepwell.instances (tenant, key, id)
   where key is not null;
-create index instances_parent on stepwell.instances (parent_id, round, child_index)
+create index instances_parent on stepwell.instances (parent_id, parent_round, child_index)
   where parent_id is not null;
 create index instances_deadline on stepwell.instances (deadline)
   where deadline is not null;
-create index instances_finished on stepwell.instances (finished_at)
+-- What has ended, by machine: each has its own retention.
+create index instances_finished on stepwell.instances (machine, finished_at, id)
   where status in ('done', 'failed', 'cancelled');
 
 
