@@ -1,6 +1,6 @@
 """Stepwell: a durable execution engine for Python on Postgres."""
 
-from stepwell._core.records import Failure, Instance
+from stepwell._core.records import Child, Failure, Instance, Signal
 from stepwell._core.status import Hold, Status
 from stepwell.client import Handle
 from stepwell.context import Context
@@ -10,6 +10,7 @@ from stepwell.errors import (
     DatabaseError,
     DatabaseUnreachable,
     DefinitionError,
+    Duplicate,
     EmbeddedError,
     EngineClosed,
     InstanceCancelled,
@@ -20,6 +21,7 @@ from stepwell.errors import (
     InvalidPayload,
     InvalidState,
     NoDatabase,
+    NoTarget,
     NotFound,
     PayloadTooLarge,
     RefusedByDatabase,
@@ -34,15 +36,18 @@ from stepwell.errors import (
 )
 from stepwell.job import Job, job
 from stepwell.machine import Machine, step
-from stepwell.outcomes import Done, Next, Retry, Stop
+from stepwell.outcomes import Await, Done, Next, Retry, Spawn, Stop
 
 __all__ = [
+    "Await",
     "Cancel",
+    "Child",
     "Context",
     "DatabaseError",
     "DatabaseUnreachable",
     "DefinitionError",
     "Done",
+    "Duplicate",
     "EmbeddedError",
     "Engine",
     "EngineClosed",
@@ -61,6 +66,7 @@ __all__ = [
     "Machine",
     "Next",
     "NoDatabase",
+    "NoTarget",
     "NotFound",
     "PayloadTooLarge",
     "RefusedByDatabase",
@@ -69,6 +75,8 @@ __all__ = [
     "SchemaTooNew",
     "ServerTooOld",
     "SettingError",
+    "Signal",
+    "Spawn",
     "Status",
     "StepTimeout",
     "StepwellError",

@@ -16,6 +16,7 @@ POINTS = (
     "flusher.before_commit",
     "flusher.committed",  # the commit is durable, nobody has been told
     "heartbeat.beaten",
+    "pruner.pruned",
     "reaper.reaped",
     "timers.ticked",
 )

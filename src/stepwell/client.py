@@ -1,193 +1,328 @@
-"""The writes and waits of a client: start instances, look at one, wait for its end."""
+"""The writes of a client: start and signal instances, and the operator's hand."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+from stepwell._core.codec import check_size, encode_value
 from stepwell._core.entries import NewInstance, admit, admit_many
-from stepwell._core.faults import Contention
-from stepwell._core.ranges import check_key, check_tenant
+from stepwell._core.faults import Conflict, Contention
+from stepwell._core.ranges import check_key, check_tenant, check_text
 from stepwell._core.records import Instance
 from stepwell._core.registry import Registry
 from stepwell._core.status import Status
 from stepwell._runtime.notifier import Notifier
-from stepwell._runtime.waiters import Waiters
-from stepwell._store import instances
+from stepwell._store import instances, operators, signals
 from stepwell._store.database import Database
 from stepwell._store.instances import Started
+from stepwell._store.signals import NewSignal
 from stepwell.config import Settings
-from stepwell.errors import InstanceCancelled, InstanceFailed, InvalidInput, NotFound
+from stepwell.errors import Duplicate, InvalidInput, NoTarget
+from stepwell.machine import step_name
+from stepwell.outcomes import StepRef
+from stepwell.waiting import Until, Waiting
 
-Until = Literal["terminal", "settled"]
+IfExists = Literal["raise", "return"]
+T = TypeVar("T")
 
 CHUNK = 5_000
-MOST_TRIES = 5
+MOST_TRIES = 10
 
 
 class Client:
-    """What `Engine` offers to those who start instances and wait for them."""
+    """What `Engine` offers to those who start, signal and operate instances."""
 
     def __init__(self, database: Database, registry: Registry, notifier: Notifier, settings: Settings) -> None:
         self._database = database
         self._registry = registry
         self._notifier = notifier
         self._settings = settings
-        self._waiters = Waiters(notifier)
+        self.waiting = Waiting(database, notifier, settings.tenant)
 
-    async def start(self, machine: object, state: Any, options: dict[str, Any]) -> Handle:
+    async def start(self, machine: object, state: Any, options: dict[str, Any], if_exists: IfExists) -> Handle:
+        if if_exists not in ("raise", "return"):
+            raise InvalidInput("if_exists", f"{if_exists!r} is neither 'raise' nor 'return'")
         entry = admit(
             self._registry, machine, state, options,
             tenant=self._settings.tenant, max_payload=self._settings.max_payload,
         )  # fmt: skip
         [started] = await self._insert([entry])
-        return Handle(self, started.id)
+        if isinstance(started, Duplicate):
+            if if_exists == "raise":
+                raise started
+            return Handle(self, started.id, entry.key)
+        return Handle(self, started.id, entry.key)
 
-    async def start_many(self, entries: Sequence[Any]) -> list[Handle]:
+    async def start_many(self, entries: Sequence[Any]) -> list[Handle | Duplicate]:
         admitted = admit_many(
             self._registry, entries, tenant=self._settings.tenant, max_payload=self._settings.max_payload
         )
-        return [Handle(self, started.id) for started in await self._insert(admitted)] if admitted else []
+        if not admitted:
+            return []
+        return [
+            row if isinstance(row, Duplicate) else Handle(self, row.id, entry.key)
+            for row, entry in zip(await self._insert(admitted), admitted, strict=True)
+        ]
 
-    async def _insert(self, entries: list[NewInstance]) -> list[Started]:
-        """Insert all or nothing, then tell the workers."""
-        if len(entries) <= CHUNK:
-            started = await _retried(lambda: instances.start(self._database, entries))
+    async def _insert(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
+        """Insert all that are no duplicates, in one transaction, then tell the workers."""
+        if len(entries) <= CHUNK and all(entry.key is None for entry in entries):
+            answers: list[Started | Duplicate] = list(
+                await _retried(lambda: instances.start(self._database, entries))
+            )
         else:
-            started = await _retried(lambda: self._insert_chunks(entries))
+            answers = await _retried(lambda: self._insert_together(entries))
+        self._announce([row for row in answers if isinstance(row, Started)])
+        return answers
+
+    async def _insert_together(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
+        answers: dict[int, Started | Duplicate] = {}
+        pending = list(range(len(entries)))
+        if len(entries) > CHUNK:  # within a chunk the statement sorts; two batches must not cross between chunks
+            pending.sort(key=lambda i: (entries[i].tenant, entries[i].key or ""))
+        async with self._database.transaction() as session:
+            for _ in range(MOST_TRIES):
+                for first in range(0, len(pending), CHUNK):
+                    chunk = pending[first : first + CHUNK]
+                    for row in await instances.start_keyed(session, [entries[i] for i in chunk]):
+                        answers[chunk[row.position]] = row
+                pending = [i for i in pending if i not in answers]
+                if not pending:
+                    break
+                # Occupied a moment ago; who has left since then is tried once more.
+                pairs = [(entries[i].tenant, str(entries[i].key)) for i in pending]
+                occupants = await instances.find_occupants(session, pairs)
+                for position, occupant in occupants.items():
+                    answers[pending[position]] = Duplicate(str(entries[pending[position]].key), occupant)
+                pending = [i for i in pending if i not in answers]
+                if not pending:
+                    break
+            else:
+                raise Contention("keys changed hands faster than they could be taken")
+        return [answers[i] for i in range(len(entries))]
+
+    def _announce(self, started: list[Started]) -> None:
         for queue, count in Counter(row.queue for row in started if not row.later).items():
             self._notifier.announce_work(queue, count)
         if any(row.later for row in started):
             self._notifier.announce_due()
-        return started
 
-    async def _insert_chunks(self, entries: list[NewInstance]) -> list[Started]:
-        started: list[Started] = []
+    async def signal(
+        self, target: int | str, name: str, payload: Any, dedup_key: str | None, tenant: str | None
+    ) -> None:
+        [answer] = await self._deliver([self._admit_signal(target, name, payload, dedup_key, tenant)], [target])
+        if answer is not None:
+            raise answer
+
+    async def signal_many(self, entries: Sequence[Any]) -> list[NoTarget | None]:
+        if not isinstance(entries, list | tuple):
+            raise InvalidInput("entries", f"expected a list, got {type(entries).__name__}")
+        admitted, targets = [], []
+        for position, entry in enumerate(entries):
+            target, name, payload, dedup_key = _signal_parts(position, entry)
+            try:
+                admitted.append(self._admit_signal(target, name, payload, dedup_key, None))
+            except InvalidInput as error:
+                error.add_note(f"in entries[{position}]")
+                raise
+            targets.append(target)
+        return await self._deliver(admitted, targets) if admitted else []
+
+    def _admit_signal(
+        self, target: int | str, name: str, payload: Any, dedup_key: str | None, tenant: str | None
+    ) -> NewSignal:
+        instance_id, key = _check_target(target)
+        text = encode_value(payload, "payload")
+        check_size(text, "payload", self._settings.max_payload)
+        return NewSignal(
+            id=instance_id,
+            tenant=self._settings.tenant if tenant is None else check_tenant(tenant),
+            key=key,
+            name=check_key("name", name),
+            payload=text,
+            dedup_key=None if dedup_key is None else check_key("dedup_key", dedup_key),
+        )
+
+    async def _deliver(self, given: list[NewSignal], targets: list[int | str]) -> list[NoTarget | None]:
+        """Deliver; a key that changed hands while we waited for its last holder is looked up once more."""
+        answers: list[NoTarget | None] = [NoTarget(target) for target in targets]
+        pending = list(range(len(given)))
+        for _ in range(MOST_TRIES):
+            batch = [given[i] for i in pending]
+            delivered = await _retried(partial(signals.deliver, self._database, batch))
+            for i, delivery in zip(pending, delivered, strict=True):
+                if delivery.target is not None:
+                    answers[i] = None
+                if delivery.queue is not None:
+                    self._notifier.announce_work(delivery.queue)
+            pending = [i for i, delivery in zip(pending, delivered, strict=True) if delivery.is_orphaned]
+            if not pending:
+                break
+        return answers
+
+    async def signal_or_start(
+        self, machine: object, state: Any, key: str, name: str, payload: Any, dedup_key: str | None, tenant: str | None
+    ) -> Handle:
+        sent = self._admit_signal(check_key("key", key), name, payload, dedup_key, tenant)
+        entry = admit(
+            self._registry, machine, state, {"key": key, "tenant": tenant},
+            tenant=self._settings.tenant, max_payload=self._settings.max_payload,
+        )  # fmt: skip
+        for _ in range(MOST_TRIES):
+            reached = await self._signal_or_start_once(sent, entry)
+            if reached is not None:
+                return Handle(self, reached, key)
+        raise Contention(f"key {key!r} changed hands faster than it could be reached")
+
+    async def _signal_or_start_once(self, sent: NewSignal, entry: NewInstance) -> int | None:
+        """Signal the holder of the key, or start one and signal it, in one transaction; None if both just missed."""
         async with self._database.transaction() as session:
-            for first in range(0, len(entries), CHUNK):
-                started += await instances.start(session, entries[first : first + CHUNK])
-        return started
+            [delivery] = await signals.deliver(session, [sent])
+            started: list[Started] = []
+            if delivery.target is None:
+                started = await instances.start_keyed(session, [entry])
+                if not started:
+                    return None
+                [delivery] = await signals.deliver(session, [sent])
+        self._announce(started)
+        if delivery.queue is not None:
+            self._notifier.announce_work(delivery.queue)
+        return delivery.target
 
-    async def get(self, target: int | str, tenant: str | None = None) -> Instance:
-        instance_id = await self._resolve(target, tenant)
-        found = await instances.read(self._database, [instance_id])
-        if not found:
-            raise NotFound(target)
-        return found[0]
+    async def cancel(
+        self, target: int | str, reason: str | None, *, cascade: bool, by: str | None, tenant: str | None
+    ) -> bool:
+        why, who = _words("reason", reason) or "cancelled", _words("by", by)
+        instance_id = (await self.waiting.get(target, tenant)).id
+        ended = await _retried(
+            lambda: operators.cancel(self._database, instance_id, cascade=cascade, reason=why, by=who)
+        )
+        for id_ in ended.executing:
+            self._notifier.announce_revoked(id_)
+        for id_ in ended.watched:
+            self._notifier.announce_settled(id_)
+        for queue in set(ended.queues):
+            self._notifier.announce_work(queue)
+        return instance_id in ended.ids
 
-    async def wait(
-        self, target: int | str, *, timeout: float | timedelta | None, until: Until, tenant: str | None = None
-    ) -> Instance:
-        if until not in ("terminal", "settled"):
-            raise InvalidInput("until", f"{until!r} is neither 'terminal' nor 'settled'")
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + _seconds(timeout)
-        instance = await self.get(target, tenant)
-        if _has_reached(instance, until) or (deadline is not None and deadline <= loop.time()):
-            return instance
-        await self._notifier.listen()
-        with self._waiters.waiting_for(instance.id) as noticed:
-            if queue := await instances.watch(self._database, instance.id):
-                self._notifier.announce_work(queue)
-            round_ = 0
-            while True:
-                noticed.clear()
-                instance = await self.get(instance.id)
-                left = None if deadline is None else deadline - loop.time()
-                if _has_reached(instance, until) or (left is not None and left <= 0):
-                    return instance
-                patience = self._waiters.patience(round_)
-                round_ += 1
-                await _within(noticed, patience if left is None else min(patience, left))
+    async def retry(self, target: int | str, reason: str | None, *, by: str | None, tenant: str | None) -> bool:
+        instance = await self.waiting.get(target, tenant)
+        if instance.status is Status.DONE:
+            raise InvalidInput("target", f"instance {instance.id} is done; restart it at a step instead")
+        try:
+            queue = await operators.retry(
+                self._database, instance.id, reason=_words("reason", reason), by=_words("by", by)
+            )
+        except Conflict:
+            raise await self._duplicate(instance) from None
+        if queue is not None:
+            self._notifier.announce_work(queue)
+        return queue is not None
 
-    async def result(self, instance_id: int, timeout: float | timedelta | None) -> Any:
-        instance = await self.wait(instance_id, timeout=timeout, until="terminal")
-        match instance.status:
-            case Status.DONE:
-                return instance.result
-            case Status.FAILED:
-                error = instance.error
-                raise InstanceFailed(
-                    instance.id, instance.machine, instance.step,
-                    "unknown" if error is None else error.type, "" if error is None else error.message,
-                )  # fmt: skip
-            case Status.CANCELLED:
-                reason = None if instance.error is None else instance.error.message
-                raise InstanceCancelled(instance.id, instance.machine, reason)
-            case _:
-                why = f", waiting for {instance.waiting_for}" if instance.waiting_for else ""
-                raise TimeoutError(f"{instance.machine} #{instance.id} is still {instance.status} "
-                                   f"at step {instance.step!r}{why}")
+    async def restart(
+        self, target: int | str, step: StepRef, state: Any, reason: str | None, *, by: str | None, tenant: str | None
+    ) -> None:
+        instance = await self.waiting.get(target, tenant)
+        definition = self._registry.find(instance.machine, instance.version)
+        if definition is None:
+            raise InvalidInput("target", f"{instance.machine} version {instance.version} is not registered here; "
+                               "restart it where its machine is known")
+        name = step_name(step)
+        if name is None:
+            raise InvalidInput("step", f"{step!r} is no step; name one as Checkout.ship or \"ship\"")
+        text = None if state is None else definition.state.admit(state)
+        if text is not None:
+            check_size(text, "state", self._settings.max_payload)
+        try:
+            queues, was_executing = await operators.restart(
+                self._database, instance.id, definition.step(name).name, text, instance.concurrency_key,
+                reason=_words("reason", reason), by=_words("by", by),
+            )  # fmt: skip
+        except Conflict:
+            raise await self._duplicate(instance) from None
+        if was_executing:
+            self._notifier.announce_revoked(instance.id)
+        for queue in set(queues):
+            self._notifier.announce_work(queue)
 
-    async def _resolve(self, target: int | str, tenant: str | None) -> int:
-        if isinstance(target, bool) or not isinstance(target, int | str):
-            raise InvalidInput("target", f"expected an id (int) or a key (str), got {target!r}")
-        if isinstance(target, int):
-            if not 0 < target < 2**63:
-                raise NotFound(target)
-            return target
-        key = check_key("key", target)
-        of = self._settings.tenant if tenant is None else check_tenant(tenant)
-        found = await instances.find_key(self._database, of, key)
-        if found is None:
-            raise NotFound(target)
-        return found
+    async def _duplicate(self, instance: Instance) -> Duplicate:
+        occupants = await instances.find_occupants(self._database, [(instance.tenant, str(instance.key))])
+        return Duplicate(str(instance.key), occupants.get(0, instance.id))
 
 
 class Handle:
     """A started instance."""
 
-    __slots__ = ("_client", "id")
+    __slots__ = ("_client", "id", "key")
 
-    def __init__(self, client: Client, instance_id: int) -> None:
+    def __init__(self, client: Client, instance_id: int, key: str | None) -> None:
         self._client = client
         self.id = instance_id
+        self.key = key
 
     async def result(self, timeout: float | timedelta | None = None) -> Any:
         """Its result, once it is done. Raises InstanceFailed, InstanceCancelled or TimeoutError."""
-        return await self._client.result(self.id, timeout)
+        return await self._client.waiting.result(self.id, timeout)
 
     async def get(self) -> Instance:
         """A snapshot of it."""
-        return await self._client.get(self.id)
+        return await self._client.waiting.get(self.id)
 
     async def wait(self, timeout: float | timedelta | None = None, until: Until = "terminal") -> Instance:
         """A snapshot of it, once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
-        return await self._client.wait(self.id, timeout=timeout, until=until)
+        return await self._client.waiting.wait(self.id, timeout=timeout, until=until)
+
+    async def signal(self, name: str, payload: Any = None, *, dedup_key: str | None = None) -> None:
+        """Signal it; raises NoTarget if it has ended."""
+        await self._client.signal(self.id, name, payload, dedup_key, None)
+
+    async def cancel(self, *, reason: str | None = None, cascade: bool = True, by: str | None = None) -> bool:
+        """Cancel it, and what is below it; False if it had ended already."""
+        return await self._client.cancel(self.id, reason, cascade=cascade, by=by, tenant=None)
 
     def __repr__(self) -> str:
-        return f"<Handle #{self.id}>"
+        return f"<Handle #{self.id}>" if self.key is None else f"<Handle #{self.id} {self.key!r}>"
 
 
-def _has_reached(instance: Instance, until: Until) -> bool:
-    return instance.status.is_terminal or (until == "settled" and instance.status.is_settled)
+def _check_target(target: object) -> tuple[int | None, str | None]:
+    if isinstance(target, bool) or not isinstance(target, int | str):
+        raise InvalidInput("target", f"expected an id (int) or a key (str), got {target!r}")
+    if isinstance(target, int):
+        if not 0 < target < 2**63:
+            raise NoTarget(target)
+        return target, None
+    return None, check_key("target", target)
 
 
-def _seconds(timeout: float | timedelta) -> float:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise InvalidInput("timeout", f"{timeout!r} is neither a timedelta nor a number of seconds from 0 on")
-    return seconds
+def _signal_parts(position: int, entry: Any) -> tuple[int | str, str, Any, str | None]:
+    match entry:
+        case (target, name):
+            return target, name, None, None
+        case (target, name, payload):
+            return target, name, payload, None
+        case (target, name, payload, dedup_key):
+            return target, name, payload, dedup_key
+        case _:
+            raise InvalidInput(f"entries[{position}]", "expected (target, name[, payload[, dedup_key]])")
 
 
-async def _within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
+def _words(field: str, text: object) -> str | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise InvalidInput(field, f"expected words, got {text!r}")
+    return check_text(field, text)
 
 
-async def _retried(insert: Any) -> list[Started]:
-    """A deadlock with somebody's transaction inserted nothing: try again."""
+async def _retried(act: Callable[[], Awaitable[T]]) -> T:
+    """A deadlock with somebody's transaction did nothing: try again."""
     for _ in range(MOST_TRIES - 1):
         try:
-            return list(await insert())
+            return await act()
         except Contention:
             continue
-    return list(await insert())
-
-
+    return await act()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from stepwell.errors import SettingError
 
@@ -28,6 +28,8 @@ class Settings:
     min_demand: int = 1
     drain_timeout: timedelta = timedelta(seconds=5)
     reap: timedelta = timedelta(seconds=30)
+    retention: timedelta | Literal[False] = timedelta(days=1)
+    prune: timedelta = timedelta(seconds=60)
     max_crashes: int = 10
     max_payload: int = 1024 * 1024
     listener_dsn: str | None = None
@@ -35,8 +37,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_queues(self.queues)
-        for name in ("lease", "heartbeat", "poll", "max_poll", "reap"):
+        for name in ("lease", "heartbeat", "poll", "max_poll", "reap", "prune"):
             _check_duration(name, getattr(self, name), least=timedelta(milliseconds=10))
+        if self.retention is not False:
+            _check_duration("retention", self.retention, least=timedelta(0), most=timedelta(days=36_500))
         _check_duration("drain_timeout", self.drain_timeout, least=timedelta(0))
         _check_whole("prefetch", self.prefetch, 0, MAX_QUEUE_SLOTS)
         _check_whole("min_demand", self.min_demand, 1, MAX_QUEUE_SLOTS)
@@ -74,6 +78,8 @@ def _parse(name: str, text: str) -> object:
     default = Settings.__dataclass_fields__[name].default
     try:
         match default:
+            case timedelta() if text.lower() == "false" and name == "retention":
+                return False
             case timedelta():
                 return timedelta(seconds=float(text))
             case int():
@@ -122,11 +128,13 @@ def _check_queues(queues: object) -> None:
             raise SettingError("queues", f"{name!r} has {slots!r} slots; 1 to {MAX_QUEUE_SLOTS:,} are allowed")
 
 
-def _check_duration(name: str, value: object, *, least: timedelta) -> None:
+def _check_duration(
+    name: str, value: object, *, least: timedelta, most: timedelta = timedelta(days=365)
+) -> None:
     if not isinstance(value, timedelta):
         raise SettingError(name, f"expected a timedelta, got {value!r}")
-    if not least <= value <= timedelta(days=365):
-        raise SettingError(name, f"{value} is out of range ({least} to 365 days)")
+    if not least <= value <= most:
+        raise SettingError(name, f"{value} is out of range ({least} to {most.days:,} days)")
 
 
 def _check_whole(name: str, value: object, least: int, most: int) -> None:

@@ -10,7 +10,10 @@ StateT = TypeVar("StateT")
 class Context(Generic[StateT]):
     """One run of one step. Change `state` in place, or return an outcome with `state=`."""
 
-    __slots__ = ("attempt", "fence", "id", "key", "machine", "resources", "state", "step", "tenant", "version")
+    __slots__ = (
+        "attempt", "awaited", "children", "fence", "id", "inbox", "key", "machine", "resources", "state", "step",
+        "tenant", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -25,6 +28,9 @@ class Context(Generic[StateT]):
         fence: int,
         state: StateT,
         resources: Any = None,
+        inbox: tuple[Any, ...] = (),
+        awaited: tuple[Any, ...] = (),
+        children: tuple[Any, ...] = (),
     ) -> None:
         self.id = id
         self.key = key
@@ -36,6 +42,9 @@ class Context(Generic[StateT]):
         self.fence = fence
         self.state = state
         self.resources = resources
+        self.inbox = inbox
+        self.awaited = awaited
+        self.children = children
 
     def __repr__(self) -> str:
         return f"<{self.machine} #{self.id} at {self.step!r}, attempt {self.attempt}>"

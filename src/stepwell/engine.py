@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from stepwell import embedded, schema
 from stepwell._core.records import Instance
@@ -16,13 +16,15 @@ from stepwell._core.registry import Registry
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
-from stepwell.client import Client, Handle, Until
+from stepwell.client import Client, Handle, IfExists
 from stepwell.config import load_settings
-from stepwell.errors import DefinitionError, EngineClosed, NoDatabase
+from stepwell.errors import DefinitionError, Duplicate, EngineClosed, NoDatabase, NoTarget
 from stepwell.insights import Insights
 from stepwell.machine import Entry
 from stepwell.outcomes import StepRef
+from stepwell.waiting import Until
 
+KeyScope = Literal["live", "forever"]
 Resources = Callable[[], AbstractAsyncContextManager[Any]]
 
 
@@ -58,7 +60,7 @@ class Engine:
         await self._connect()
         try:
             if self._dsn is None:
-                await schema.migrate(self._opened, self._registry)
+                await schema.migrate(self._opened, self._registry, self.settings.retention)
             else:
                 await schema.verify(self._opened)
         except BaseException:
@@ -81,10 +83,10 @@ class Engine:
     async def migrate(self) -> list[str]:
         """Bring the schema up to date and make the machines known; returns the names of what was applied."""
         if self._database is not None:
-            return await schema.migrate(self._database, self._registry)
+            return await schema.migrate(self._database, self._registry, self.settings.retention)
         await self._connect()
         try:
-            return await schema.migrate(self._opened, self._registry)
+            return await schema.migrate(self._opened, self._registry, self.settings.retention)
         finally:
             await self.close()
 
@@ -93,6 +95,9 @@ class Engine:
         machine: object,
         state: Any = None,
         *,
+        key: str | None = None,
+        key_scope: KeyScope | None = "live",
+        if_exists: IfExists = "raise",
         queue: str | None = None,
         priority: int = 0,
         delay: timedelta | None = None,
@@ -101,20 +106,97 @@ class Engine:
         concurrency_key: str | None = None,
         tenant: str | None = None,
     ) -> Handle:
-        """Start an instance: committed when this returns, run by a worker as soon as there is one."""
-        options = {
-            "queue": queue, "priority": priority, "delay": delay, "at": at, "step": step,
-            "concurrency_key": concurrency_key, "tenant": tenant,
-        }  # fmt: skip
-        return await self._doors.start(machine, state, options)
+        """Start an instance: committed when this returns, run by a worker as soon as there is one.
 
-    async def start_many(self, entries: Sequence[Entry | tuple[object, Any] | object]) -> list[Handle]:
-        """Start many in one transaction: all or none. Entries: `Checkout.child(state, …)` or (machine, state)."""
+        `key` is its business identity: unique among live instances (or "forever"), and an address. On an occupied
+        key it raises Duplicate with the occupant's id, or returns the occupant's handle with if_exists="return".
+        """
+        options = {
+            "key": key, "key_scope": key_scope, "queue": queue, "priority": priority, "delay": delay, "at": at,
+            "step": step, "concurrency_key": concurrency_key, "tenant": tenant,
+        }  # fmt: skip
+        return await self._doors.start(machine, state, options, if_exists)
+
+    async def start_many(self, entries: Sequence[Entry | tuple[object, Any] | object]) -> list[Handle | Duplicate]:
+        """Start many in one transaction. Entries: `Checkout.child(state, key=…)` or (machine, state).
+
+        Answers in the order of the entries: a handle each, or a Duplicate (not raised) where the key was occupied.
+        """
         return await self._doors.start_many(entries)
 
+    async def signal(
+        self,
+        target: int | str,
+        name: str,
+        payload: Any = None,
+        *,
+        dedup_key: str | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        """Put a signal into an instance's inbox, and wake it if it awaits that name; NoTarget if nobody is there.
+
+        The same `dedup_key` has one effect per instance, however often it is sent.
+        """
+        await self._doors.signal(target, name, payload, dedup_key, tenant)
+
+    async def signal_many(self, entries: Sequence[tuple[Any, ...]]) -> list[NoTarget | None]:
+        """Signal many in one transaction: (target, name[, payload[, dedup_key]]) each.
+
+        Answers in the order of the entries: None, or a NoTarget (not raised) where nobody was there.
+        """
+        return await self._doors.signal_many(entries)
+
+    async def signal_or_start(
+        self,
+        machine: object,
+        state: Any = None,
+        *,
+        key: str,
+        signal: str,
+        payload: Any = None,
+        dedup_key: str | None = None,
+        tenant: str | None = None,
+    ) -> Handle:
+        """Signal the instance that holds the key, or start one and signal that; one of both, in one transaction."""
+        return await self._doors.signal_or_start(machine, state, key, signal, payload, dedup_key, tenant)
+
+    async def cancel(
+        self,
+        target: int | str,
+        *,
+        reason: str | None = None,
+        cascade: bool = True,
+        by: str | None = None,
+        tenant: str | None = None,
+    ) -> bool:
+        """End an instance, and what is below it, as cancelled; False, and nothing changed, if it had ended."""
+        return await self._doors.cancel(target, reason, cascade=cascade, by=by, tenant=tenant)
+
+    async def retry(
+        self, target: int | str, *, reason: str | None = None, by: str | None = None, tenant: str | None = None
+    ) -> bool:
+        """Run a failed or cancelled instance again at its step, or one that waits for its time now.
+
+        False if there is nothing to retry; Duplicate if another instance holds its key by now.
+        """
+        return await self._doors.retry(target, reason, by=by, tenant=tenant)
+
+    async def restart(
+        self,
+        target: int | str,
+        *,
+        step: StepRef,
+        state: Any = None,
+        reason: str | None = None,
+        by: str | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        """Put an instance, whatever its status, at a step, with another state if one is given."""
+        await self._doors.restart(target, step, state, reason, by=by, tenant=tenant)
+
     async def get(self, target: int | str, *, tenant: str | None = None) -> Instance:
-        """A snapshot of an instance, by id or by key."""
-        return await self._doors.get(target, tenant)
+        """A snapshot of an instance, by id or by key (its live holder, else the newest that carried it)."""
+        return await self._doors.waiting.get(target, tenant)
 
     async def wait(
         self,
@@ -125,7 +207,7 @@ class Engine:
         tenant: str | None = None,
     ) -> Instance:
         """A snapshot once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
-        return await self._doors.wait(target, timeout=timeout, until=until, tenant=tenant)
+        return await self._doors.waiting.wait(target, timeout=timeout, until=until, tenant=tenant)
 
     @property
     def insights(self) -> Insights:

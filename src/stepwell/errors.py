@@ -20,6 +20,8 @@
     │   └── EmbeddedError              the embedded server does not start
     ├── EngineClosed                   a call outside `async with engine`
     ├── NotFound (LookupError)         no instance with that id or key
+    ├── NoTarget (LookupError)         a signal to nobody: unknown, ended, or a key nobody holds
+    ├── Duplicate                      the key is occupied; `.id` is the occupant's
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
     ├── StepTimeout (TimeoutError)     a step outlived its `timeout`; goes to `handle`
@@ -166,6 +168,21 @@ class NotFound(StepwellError, LookupError):
         named = f"id {target}" if isinstance(target, int) else f"key {target!r}"
         super().__init__(f"no instance with {named}")
         self.target = target
+
+
+class NoTarget(StepwellError, LookupError):
+    def __init__(self, target: int | str) -> None:
+        named = f"id {target}" if isinstance(target, int) else f"key {target!r}"
+        super().__init__(f"nobody to signal: no live instance with {named}")
+        self.target = target
+
+
+class Duplicate(StepwellError):
+    def __init__(self, key: str, instance_id: int) -> None:
+        super().__init__(f"key {key!r} is occupied by instance {instance_id}; "
+                         "signal or wait for that one, or pass if_exists=\"return\"")
+        self.key = key
+        self.id = instance_id
 
 
 class InstanceFailed(StepwellError):

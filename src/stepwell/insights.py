@@ -77,6 +77,10 @@ class Insights:
                 return
             after = page.next
 
+    async def tree(self, instance_id: int) -> builtins.list[tuple[Instance, int]]:
+        """An instance's family, from its topmost parent down, each with its depth; empty if there is no such."""
+        return await instances.tree(self._database, instance_id)
+
     async def workers(self) -> builtins.list[WorkerRow]:
         """Every worker that is entered, alive or not yet buried."""
         return await workers.list_all(self._database)

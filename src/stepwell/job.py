@@ -7,12 +7,12 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from stepwell.config import check_name
 from stepwell.context import Context
 from stepwell.errors import DefinitionError
-from stepwell.machine import Entry, check_timeout
+from stepwell.machine import Entry, check_retention, check_timeout
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +49,7 @@ class Job(Generic[P, R]):
         max_attempts: int = 20,
         backoff: Backoff = exponential,
         timeout: timedelta | None = None,
+        retention: timedelta | Literal[False] | None = None,
     ) -> None:
         self.function = function
         self.name = name if name is not None else function.__name__
@@ -57,6 +58,7 @@ class Job(Generic[P, R]):
         self.max_attempts = max_attempts
         self.backoff = backoff
         self.timeout = timeout
+        self.retention = retention
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -91,6 +93,7 @@ def job(
     max_attempts: int = 20,
     backoff: Backoff = exponential,
     timeout: timedelta | None = None,
+    retention: timedelta | Literal[False] | None = None,
 ) -> Callable[[Callable[P, R]], Job[P, R]]: ...
 def job(function: Callable[P, R] | None = None, /, **options: Any) -> Job[P, R] | Callable[[Callable[P, R]], Job[P, R]]:
     """Make a function a job: `@job` or `@job(queue="mail", max_attempts=5)`."""
@@ -118,6 +121,7 @@ def _check_job(checked: Job[Any, Any]) -> None:
     if not callable(checked.backoff):
         raise DefinitionError(f"{where}: backoff must be a function of the attempt that returns a timedelta")
     check_timeout(checked.timeout)
+    check_retention(where, checked.retention)
 
 
 def _read_signature(read: Job[Any, Any]) -> tuple[dict[str, tuple[Any, Any]], str | None]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 from stepwell.config import check_name
 from stepwell.context import Context
@@ -85,6 +85,7 @@ class Machine:
     queue: ClassVar[str]
     initial: ClassVar[str]
     state_type: ClassVar[type | None]
+    retention: ClassVar[timedelta | Literal[False] | None]
     steps: ClassVar[dict[str, Step]]
 
     def __init_subclass__(
@@ -95,16 +96,18 @@ class Machine:
         queue: str = "default",
         initial: str | None = None,
         state: type | None = None,
+        retention: timedelta | Literal[False] | None = None,
         **unknown: object,
     ) -> None:
         if unknown:
             raise DefinitionError(f"machine {cls.__name__}: unknown option {', '.join(map(repr, unknown))}; "
-                                  "known are name, version, queue, initial and state")
+                                  "known are name, version, queue, initial, state and retention")
         super().__init_subclass__()
         cls.name = name if name is not None else cls.__name__
         cls.version = version
         cls.queue = queue
         cls.state_type = state if state is not None else getattr(cls, "State", None)
+        cls.retention = retention
         cls.steps = _collect_steps(cls)
         cls.initial = initial if initial is not None else "start"
         _check_machine(cls)
@@ -117,6 +120,15 @@ class Machine:
     def child(cls, state: Any = None, **options: Any) -> Entry:
         """One start of this machine, for `engine.start_many([...])`; options as for `engine.start`."""
         return Entry(cls, state, options)
+
+
+def check_retention(where: str, retention: object) -> None:
+    """Refuse a retention that is neither a timedelta, nor False (for ever), nor None (the engine's)."""
+    if retention is None or retention is False:
+        return
+    if not isinstance(retention, timedelta) or retention < timedelta(0):
+        raise DefinitionError(f"{where}: retention must be a timedelta from 0 on, or False to keep for ever, "
+                              f"not {retention!r}")
 
 
 def _collect_steps(cls: type[Machine]) -> dict[str, Step]:
@@ -142,6 +154,7 @@ def _check_machine(cls: type[Machine]) -> None:
         raise DefinitionError(f"{where}: the name {cls.name!r} has an '@', which stands between name and version")
     if not isinstance(cls.version, int) or isinstance(cls.version, bool) or not 1 <= cls.version < 2**31:
         raise DefinitionError(f"{where}: version must be a whole number from 1, not {cls.version!r}")
+    check_retention(where, cls.retention)
     if not cls.steps:
         raise DefinitionError(f"{where} has no steps; mark its methods with @step")
     if cls.initial not in cls.steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
@@ -26,7 +26,7 @@ StepRef: TypeAlias = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Go on at `step`, now or after `delay`; the attempt count starts again at 0."""
+    """Go on at `step`, now or after `delay`; the attempt count starts again at 0. Consumes what was handed."""
 
     step: StepRef
     state: Any = UNSET
@@ -38,9 +38,48 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Run the same step again after `delay`; the attempt count grows by one."""
+    """Run the same step again after `delay`; the attempt count grows by one. Consumes nothing."""
 
     delay: timedelta = timedelta(0)
+    state: Any = UNSET
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Await:
+    """Park until a signal of one of these names comes, or `timeout` passes; go on at `then`.
+
+    Consumes nothing, so that a pack accumulates by awaiting again; `consume=True` drops what was handed first.
+    """
+
+    names: tuple[str, ...]
+    then: StepRef
+    timeout: timedelta | None
+    consume: bool
+    state: Any
+
+    def __init__(
+        self,
+        *names: str,
+        then: StepRef,
+        timeout: timedelta | None = None,
+        consume: bool = False,
+        state: Any = UNSET,
+    ) -> None:
+        for field, value in (
+            ("names", names), ("then", then), ("timeout", timeout), ("consume", consume), ("state", state),
+        ):  # fmt: skip
+            object.__setattr__(self, field, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start children and park until all of them have ended; go on at `then` with `ctx.children`.
+
+    Children are `LineItem.child(state, …)` or (machine, state). Consumes what was handed.
+    """
+
+    children: Sequence[Any]
+    then: StepRef
     state: Any = UNSET
 
 
@@ -60,4 +99,4 @@ class Stop:
     state: Any = UNSET
 
 
-Outcome: TypeAlias = Next | Retry | Done | Stop
+Outcome: TypeAlias = Next | Retry | Await | Spawn | Done | Stop

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Literal
+
 from stepwell._core.registry import Registry
 from stepwell._store import machines, migrations
 from stepwell._store.database import Database
 from stepwell.errors import SchemaOutdated, SchemaTooNew
 
 
-async def migrate(database: Database, registry: Registry) -> list[str]:
+async def migrate(
+    database: Database, registry: Registry, retention: timedelta | Literal[False] = timedelta(days=1)
+) -> list[str]:
     """Apply what is missing and make the machines known; returns the names of the migrations applied."""
     found = await migrations.current_version(database)
     if found > migrations.latest_version():
         raise SchemaTooNew(found, migrations.latest_version())
     applied = await migrations.apply(database)
-    await machines.register(database, registry.all())
+    await machines.register(database, registry.all(), retention)
     return [f"{migration.version:04}_{migration.name}" for migration in applied]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
 from stepwell._core.status import Hold, Status
 
@@ -27,9 +28,34 @@ class Commit:
     concurrency_key: str | None = None
     hold: Hold | None = None
     hold_reason: str | None = None
+    keeps_awaits: bool = False
+    awaits: tuple[str, ...] | None = None
+    timeout: timedelta | None = None  # from the park to its deadline
+    handed: tuple[int, ...] = ()  # signals the step was handed: they do not wake its park
+    consumes: tuple[int, ...] = ()  # signals that are gone with this commit
+    children: tuple[NewInstance, ...] | None = None  # of a spawn
     state: str | None = None  # None keeps it
     result: str | None = None
     error: str | None = None
+
+    @property
+    def spawns_keys(self) -> bool:
+        """Whether a child has a key: inserting it may wait for a transaction that is not the engine's."""
+        return self.children is not None and any(child.key is not None for child in self.children)
+
+    @property
+    def joins(self) -> int | None:
+        """The parent at which this end may have to be counted."""
+        return self.claim.parent_id if self.status.is_terminal else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one statement on its own commits it: no key, inbox, parent or children to look after."""
+        return (
+            self.claim.concurrency_key is None and self.joins is None and self.awaits is None
+            and self.children is None and not self.consumes
+            and not (self.status is Status.DONE and self.claim.has_inbox)
+        )  # fmt: skip
 
     @property
     def stores(self) -> bool:

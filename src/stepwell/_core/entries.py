@@ -12,6 +12,7 @@ from stepwell._core.ranges import (
     check_at,
     check_concurrency_key,
     check_delay,
+    check_key,
     check_priority,
     check_queue,
     check_tenant,
@@ -21,7 +22,8 @@ from stepwell.errors import InvalidInput
 from stepwell.job import Arguments
 from stepwell.machine import Entry, step_name
 
-OPTIONS = ("queue", "priority", "delay", "at", "step", "concurrency_key", "tenant")
+OPTIONS = ("key", "key_scope", "queue", "priority", "delay", "at", "step", "concurrency_key", "tenant", "version")
+SCOPES = ("live", "forever")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +40,15 @@ class NewInstance:
     tenant: str
     concurrency_key: str | None
     state: str
+    key: str | None = None
+    key_scope: str | None = None
 
 
 def admit(
     registry: Registry, machine: object, state: Any, options: Mapping[str, Any], *, tenant: str, max_payload: int
 ) -> NewInstance:
     """Check one start; raises an InvalidInput that names the field."""
-    definition = registry.resolve(machine)
+    definition = registry.resolve(machine, options.get("version"))
     for name in options:
         if name not in OPTIONS:
             raise InvalidInput(name, f"is no option of a start (known: {', '.join(OPTIONS)})")
@@ -65,34 +69,43 @@ def admit(
         tenant=tenant if given_tenant is None else check_tenant(given_tenant),
         concurrency_key=check_concurrency_key(options.get("concurrency_key")),
         state=text,
+        **_identity(options.get("key"), options.get("key_scope", "live")),
     )
 
 
+def _identity(key: object, scope: object) -> dict[str, str | None]:
+    if scope is not None and scope not in SCOPES:
+        raise InvalidInput("key_scope", f"{scope!r} is not allowed; it is \"live\", \"forever\" or None")
+    if key is None:
+        return {}
+    return {"key": check_key("key", key), "key_scope": None if scope is None else str(scope)}
+
+
 def admit_many(
-    registry: Registry, entries: object, *, tenant: str, max_payload: int
+    registry: Registry, entries: object, *, tenant: str, max_payload: int, field: str = "entries"
 ) -> list[NewInstance]:
     """Check a batch: `Checkout.child(state, …)`, `(machine, state)` or a bare machine; errors name the position."""
     if not isinstance(entries, list | tuple):
-        raise InvalidInput("entries", f"expected a list, got {type(entries).__name__}")
+        raise InvalidInput(field, f"expected a list, got {type(entries).__name__}")
     admitted = []
     for position, entry in enumerate(entries):
-        machine, state, options = _parts(position, entry)
+        machine, state, options = _parts(f"{field}[{position}]", entry)
         try:
             admitted.append(admit(registry, machine, state, options, tenant=tenant, max_payload=max_payload))
         except InvalidInput as error:
-            error.add_note(f"in entry {position}")
+            error.add_note(f"in {field}[{position}]")
             raise
     return admitted
 
 
-def _parts(position: int, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
+def _parts(where: str, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
     match entry:
         case Entry():
             return entry.machine, entry.state, entry.options
         case (machine, state):
             return machine, state, {}
         case tuple() | list() | None:
-            raise InvalidInput(f"entries[{position}]", "expected Machine.child(state, …) or (machine, state)")
+            raise InvalidInput(where, "expected Machine.child(state, …) or (machine, state)")
         case _:
             return entry, None, {}
 

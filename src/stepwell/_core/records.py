@@ -26,6 +26,10 @@ class Claim:
     concurrency_key: str | None
     queue: str
     claimed_at: datetime
+    has_inbox: bool = False
+    awaits: tuple[str, ...] = ()
+    parent_id: int | None = None
+    round: int = 0
 
     @property
     def label(self) -> str:
@@ -42,12 +46,38 @@ SUSPECT_AFTER = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Signal:
+    """One signal in an inbox."""
+
+    id: int
+    name: str
+    payload: Any
+    dedup_key: str | None
+    sent_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why an instance failed, or why its last attempt did."""
 
     type: str
     message: str
     traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One child of the latest spawn, as its parent sees it; `index` is its place in the spawn."""
+
+    index: int
+    id: int
+    key: str | None
+    machine: str
+    version: int
+    status: Status
+    state: Any
+    result: Any
+    error: Failure | None
 
 
 @dataclass(frozen=True, slots=True)

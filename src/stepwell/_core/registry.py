@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from stepwell._core.codec import StateType, arguments_type
 from stepwell.context import Context
@@ -33,6 +34,7 @@ class Definition:
     handle_is_async: bool
     upcast: Upcast | None = None
     is_job: bool = False
+    retention: timedelta | Literal[False] | None = None  # None: the engine's
 
     @property
     def label(self) -> str:
@@ -83,17 +85,18 @@ class Registry:
         """Names of machines that can bring older versions forward."""
         return sorted({d.name for d in self.all() if d.upcast is not None})
 
-    def resolve(self, machine: object) -> Definition:
-        """The definition a start means: a machine class, a job, or a name (its newest version)."""
+    def resolve(self, machine: object, version: int | None = None) -> Definition:
+        """The definition a start means: a machine class, a job, or a name (the given or its newest version)."""
         if isinstance(machine, str):
             versions = self._versions.get(machine)
             if not versions:
                 raise UnknownMachine(machine, sorted(self._versions))
-            return versions[max(versions)]
-        name, version = _identity(machine)
-        found = self.find(name, version)
+            name, own = machine, max(versions)
+        else:
+            name, own = _identity(machine)
+        found = self.find(name, own if version is None else version)
         if found is None:
-            raise UnknownMachine(name, sorted(self._versions))
+            raise UnknownMachine(name if version is None else f"{name} version {version}", sorted(self._versions))
         return found
 
 
@@ -129,6 +132,7 @@ def _define_machine(machine: type[Machine]) -> Definition:
         handle=owner.handle,
         handle_is_async=inspect.iscoroutinefunction(owner.handle),
         upcast=getattr(owner, "upcast", None),
+        retention=machine.retention,
     )
 
 
@@ -145,6 +149,7 @@ def _define_job(defined: Job[Any, Any]) -> Definition:
         handle=_job_handle(defined),
         handle_is_async=False,
         is_job=True,
+        retention=defined.retention,
     )
 
 

@@ -7,13 +7,14 @@ from typing import Any, assert_never
 
 from stepwell._core.codec import check_size, encode_value
 from stepwell._core.commits import NOW, Commit
-from stepwell._core.ranges import check_concurrency_key, check_delay, check_priority, check_queue
+from stepwell._core.entries import admit_many
+from stepwell._core.ranges import check_concurrency_key, check_delay, check_key, check_priority, check_queue
 from stepwell._core.records import Claim
-from stepwell._core.registry import Definition
+from stepwell._core.registry import Definition, Registry
 from stepwell._core.status import Hold, Status
 from stepwell.errors import InvalidOutcome
 from stepwell.machine import step_name
-from stepwell.outcomes import Done, Next, Outcome, Retry, Stop, Unset
+from stepwell.outcomes import Await, Done, Next, Retry, Spawn, StepRef, Stop, Unset
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 20_000
@@ -28,56 +29,50 @@ def transition(
     loaded: str,
     max_payload: int,
     error: BaseException | None = None,
+    awaited: tuple[int, ...] = (),
+    registry: Registry | None = None,
 ) -> Commit:
     """The commit of an outcome. `state` is the step's, `loaded` the text it came from, `error` what `handle` saw."""
-    if not isinstance(outcome, Next | Retry | Done | Stop):
+    if not isinstance(outcome, Next | Retry | Await | Spawn | Done | Stop):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
     text = _changed_state(definition, state if isinstance(given, Unset) else given, loaded, max_payload)
-    return _commit(outcome, claim, definition, text, max_payload, error)
-
-
-def _commit(
-    outcome: Outcome,
-    claim: Claim,
-    definition: Definition,
-    state: str | None,
-    max_payload: int,
-    error: BaseException | None,
-) -> Commit:
-    seen = None if error is None else failure_text(error)
     match outcome:
         case Next():
-            return _next(outcome, claim, definition, state)
+            return _next(outcome, claim, definition, text, awaited)
         case Retry():
             return Commit(
                 claim=claim, status=Status.RUNNABLE, step=claim.step, version=definition.version,
-                attempt=claim.attempt + 1, delay=check_delay("delay", outcome.delay), state=state, error=seen,
+                attempt=claim.attempt + 1, delay=check_delay("delay", outcome.delay), keeps_awaits=True, state=text,
+                error=None if error is None else failure_text(error),
             )  # fmt: skip
+        case Await():
+            return _await(outcome, claim, definition, text, awaited)
+        case Spawn():
+            return _spawn(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
         case Done():
             result = None if outcome.result is None else encode_value(outcome.result, "result")
             if result is not None:
                 check_size(result, "result", max_payload)
             return Commit(
                 claim=claim, status=Status.DONE, step=claim.step, version=definition.version,
-                attempt=claim.attempt, state=state, result=result,
+                attempt=claim.attempt, state=text, result=result,
             )  # fmt: skip
         case Stop():
-            return failed(claim, definition.version, outcome.reason, state=state)
+            return failed(claim, definition.version, outcome.reason, state=text)
         case _:
             assert_never(outcome)
 
 
-def _next(outcome: Next, claim: Claim, definition: Definition, state: str | None) -> Commit:
-    name = step_name(outcome.step)
-    if name is None:
-        raise InvalidOutcome("step", f"{outcome.step!r} is no step; name one as self.ship or \"ship\"")
+def _next(
+    outcome: Next, claim: Claim, definition: Definition, state: str | None, awaited: tuple[int, ...]
+) -> Commit:
     key = outcome.concurrency_key
     delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
     return Commit(
         claim=claim,
         status=Status.RUNNABLE,
-        step=definition.step(name).name,
+        step=_target(definition, "step", outcome.step),
         version=definition.version,
         attempt=0,
         delay=delay,
@@ -85,8 +80,60 @@ def _next(outcome: Next, claim: Claim, definition: Definition, state: str | None
         priority=None if outcome.priority is None else check_priority(outcome.priority),
         switches_key=not isinstance(key, Unset),
         concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
+        consumes=awaited,
         state=state,
     )
+
+
+def _await(
+    outcome: Await, claim: Claim, definition: Definition, state: str | None, awaited: tuple[int, ...]
+) -> Commit:
+    if not outcome.names:
+        raise InvalidOutcome("names", "an await on nothing never ends; name at least one signal")
+    timeout = None if outcome.timeout is None else check_delay("timeout", outcome.timeout)
+    if timeout is not None and not timeout:
+        raise InvalidOutcome("timeout", "a timeout of zero waits for nothing; leave it out, or use Next")
+    return Commit(
+        claim=claim,
+        status=Status.AWAITING_SIGNAL,
+        step=_target(definition, "then", outcome.then),
+        version=definition.version,
+        attempt=0,
+        awaits=tuple(dict.fromkeys(check_key("names", name) for name in outcome.names)),
+        timeout=timeout,
+        handed=awaited,
+        consumes=awaited if outcome.consume else (),
+        state=state,
+    )
+
+
+def _spawn(
+    outcome: Spawn,
+    claim: Claim,
+    definition: Definition,
+    state: str | None,
+    awaited: tuple[int, ...],
+    registry: Registry,
+    max_payload: int,
+) -> Commit:
+    children = admit_many(registry, outcome.children, tenant=claim.tenant, max_payload=max_payload, field="children")
+    return Commit(
+        claim=claim,
+        status=Status.AWAITING_CHILDREN if children else Status.RUNNABLE,
+        step=_target(definition, "then", outcome.then),
+        version=definition.version,
+        attempt=0,
+        consumes=awaited,
+        children=tuple(children),
+        state=state,
+    )
+
+
+def _target(definition: Definition, field: str, ref: StepRef) -> str:
+    name = step_name(ref)
+    if name is None:
+        raise InvalidOutcome(field, f"{ref!r} is no step; name one as self.ship or \"ship\"")
+    return definition.step(name).name
 
 
 def failed(claim: Claim, version: int, reason: object, *, state: str | None = None) -> Commit:
@@ -95,7 +142,7 @@ def failed(claim: Claim, version: int, reason: object, *, state: str | None = No
         raise InvalidOutcome("reason", f"expected words or an exception, got {type(reason).__name__}")
     return Commit(
         claim=claim, status=Status.FAILED, step=claim.step, version=version, attempt=claim.attempt,
-        state=state, error=failure_text(reason),
+        keeps_awaits=True, state=state, error=failure_text(reason),
     )  # fmt: skip
 
 
@@ -103,7 +150,7 @@ def unfit(claim: Claim, reason: str) -> Commit:
     """The commit that puts an instance aside which this code can not run: nothing of it changes but the hold."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt,
-        hold=Hold.UNFIT, hold_reason=_clean(reason, MAX_MESSAGE),
+        hold=Hold.UNFIT, hold_reason=_clean(reason, MAX_MESSAGE), keeps_awaits=True,
     )  # fmt: skip
 
 
@@ -133,10 +180,11 @@ def _changed_state(definition: Definition, state: Any, loaded: str, max_payload:
 
 def _no_outcome(value: object, step: str) -> str:
     if value is None:
-        return f"step {step!r} returned None; return Next, Retry, Done or Stop"
+        return f"step {step!r} returned None; return Next, Retry, Await, Spawn, Done or Stop"
     if isinstance(value, type):
         return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
-    return f"step {step!r} returned {type(value).__name__}, which is no outcome; return Next, Retry, Done or Stop"
+    shown = type(value).__name__
+    return f"step {step!r} returned {shown}, which is no outcome; return Next, Retry, Await, Spawn, Done or Stop"
 
 
 def _message(error: BaseException) -> str:

@@ -18,14 +18,14 @@ from stepwell import _probes
 from stepwell._core.codec import decode_value
 from stepwell._core.commits import Commit
 from stepwell._core.faults import StoreFault
-from stepwell._core.records import Claim
+from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.transition import failed, transition, unfit
 from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lanes
 from stepwell._runtime.tally import Tally
-from stepwell._store import workers
+from stepwell._store import children, signals, workers
 from stepwell._store.database import Database
 from stepwell.context import Context
 from stepwell.errors import InvalidInput, RefusedByDatabase, StepTimeout, StepwellError
@@ -48,6 +48,9 @@ class _Run:
     definition: Definition
     step: Step
     loaded: str
+    inbox: tuple[Signal, ...]
+    awaited: tuple[Signal, ...]
+    children: tuple[Child, ...]
 
     def context(self, resources: Any) -> Context[Any]:
         claim = self.claim
@@ -55,7 +58,17 @@ class _Run:
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
             step=self.step.name, attempt=claim.attempt, fence=claim.fence,
             state=self.definition.state.decode(self.loaded), resources=resources,
+            inbox=self.inbox, awaited=self.awaited, children=self.children,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What was read for a claim before its step begins."""
+
+    state: str
+    inbox: tuple[Signal, ...] = ()
+    children: tuple[Child, ...] = ()
 
 
 class Executor:
@@ -155,6 +168,7 @@ class Executor:
                     self._database, ordinary[0].worker_id, self._latest_claim, self._waiting_ids(),
                     [claim.id for claim in ordinary],
                 )  # fmt: skip
+                stored = await self._load(ordinary, states)
             except StoreFault:
                 self._give_up(ordinary)  # not in our hands any more: the heartbeat returns them within a beat
                 raise
@@ -165,7 +179,15 @@ class Executor:
             if _probes.hooks:
                 await _probes.reach("executor.begun", ids=list(states))
             for claim in ordinary:
-                self._launch(claim, states[claim.id])
+                self._launch(claim, stored[claim.id])
+
+    async def _load(self, claims: list[Claim], states: dict[int, str]) -> dict[int, _Stored]:
+        """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
+        receivers = [claim.id for claim in claims if claim.has_inbox]
+        inboxes = await signals.load(self._database, receivers) if receivers else {}
+        rounds = {claim.id: claim.round for claim in claims if claim.round}
+        families = await children.load(self._database, rounds) if rounds else {}
+        return {id_: _Stored(state, inboxes.get(id_, ()), families.get(id_, ())) for id_, state in states.items()}
 
     def _waiting_ids(self) -> list[int]:
         return [claim.id for claim in self._suspects] + [c.id for lane in self._lanes for c in lane.buffer]
@@ -175,12 +197,12 @@ class Executor:
             self._hands.drop(claim)
             self._end_slot(claim)
 
-    def _launch(self, claim: Claim, loaded: str) -> None:
+    def _launch(self, claim: Claim, stored: _Stored) -> None:
         hand = self._hands.get(claim.id)
         if hand is None or hand.claim is not claim:
             self._end_slot(claim)  # abandoned while its beginning was noted
             return
-        hand.task = asyncio.create_task(self._run(hand, loaded), name=claim.label)
+        hand.task = asyncio.create_task(self._run(hand, stored), name=claim.label)
 
     def _end_slot(self, claim: Claim) -> None:
         """Free the slot of a step that is over, and let the next one have it."""
@@ -205,11 +227,11 @@ class Executor:
         except StoreFault as error:
             log.warning("executor: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
 
-    async def _run(self, hand: Hand, loaded: str) -> None:
+    async def _run(self, hand: Hand, stored: _Stored) -> None:
         claim = hand.claim
         slot = _Slot(lambda: self._end_slot(claim))
         try:
-            await self._run_step(hand, loaded, slot)
+            await self._run_step(hand, stored, slot)
         except asyncio.CancelledError:
             if not hand.abandoned:
                 raise
@@ -220,9 +242,9 @@ class Executor:
             slot.end()
             self._hands.drop(claim)
 
-    async def _run_step(self, hand: Hand, loaded: str, slot: _Slot) -> None:
+    async def _run_step(self, hand: Hand, stored: _Stored, slot: _Slot) -> None:
         try:
-            run = self._prepare(hand.claim, loaded)
+            run = self._prepare(hand.claim, stored)
         except Unfit as reason:
             log.warning("executor: %s: put aside: %s", hand.claim.label, reason)
             slot.end()
@@ -245,10 +267,10 @@ class Executor:
         hand.submitted = True
         await self._flusher.submit(commit)
 
-    def _prepare(self, claim: Claim, loaded: str) -> _Run:
+    def _prepare(self, claim: Claim, stored: _Stored) -> _Run:
         """Find what runs this row; a version that nobody registers any more is brought forward here."""
         definition = self._registry.find(claim.machine, claim.version)
-        step_name = claim.step
+        step_name, loaded = claim.step, stored.state
         if definition is None:
             definition = self._registry.successor(claim.machine, claim.version)
             if definition is None:
@@ -259,7 +281,8 @@ class Executor:
             definition.state.decode(loaded)
         except InvalidInput as error:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-        return _Run(claim, definition, step, loaded)
+        awaited = tuple(signal for signal in stored.inbox if signal.name in claim.awaits)
+        return _Run(claim, definition, step, loaded, stored.inbox, awaited, stored.children)
 
     async def _attempt(self, hand: Hand, run: _Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
@@ -294,7 +317,8 @@ class Executor:
     ) -> Commit:
         return transition(
             outcome, claim=run.claim, definition=run.definition, state=ctx.state, loaded=run.loaded,
-            max_payload=self._max_payload, error=error,
+            max_payload=self._max_payload, error=error, awaited=tuple(signal.id for signal in run.awaited),
+            registry=self._registry,
         )  # fmt: skip
 
     async def _call(

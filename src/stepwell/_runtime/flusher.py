@@ -10,14 +10,15 @@ from enum import Enum
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
-from stepwell._core.faults import Outage, Refusal
+from stepwell._core.faults import Outage, Refusal, StoreFault
 from stepwell._core.status import Hold, Status
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.tally import Tally
 from stepwell._service import Service
-from stepwell._store import instances
+from stepwell._store import flushes, instances
 from stepwell._store.database import Database
-from stepwell._store.instances import Committed, Flushed, Trace
+from stepwell._store.flushes import Flushed
+from stepwell._store.instances import Trace
 from stepwell.errors import RefusedByDatabase
 
 log = logging.getLogger("stepwell")
@@ -59,6 +60,7 @@ class Flusher(Service):
         self._tally = tally
         self._expect_due = expect_due
         self._pending: list[_Entry] = []
+        self._alone: set[asyncio.Task[None]] = set()
         self._is_over = False
         self.waiting = 0  # outcomes submitted and not yet durable
 
@@ -67,6 +69,8 @@ class Flusher(Service):
         self._is_over = True
         for entry in self._pending:
             entry.answer.cancel()
+        for alone in self._alone:
+            alone.cancel()
 
     async def submit(self, commit: Commit) -> Verdict:
         """Commit an outcome; raises RefusedByDatabase if Postgres refuses this very one."""
@@ -83,9 +87,9 @@ class Flusher(Service):
 
     async def tick(self) -> float | None:
         batch, self._pending = self._pending[:LARGEST_BATCH], self._pending[LARGEST_BATCH:]
-        batch = [entry for entry in batch if not entry.answer.cancelled()]
+        batch = self._without_keyed_spawns([entry for entry in batch if not entry.answer.cancelled()])
         if not batch:
-            return None
+            return 0.0 if self._pending else None
         try:
             if _probes.hooks:
                 await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
@@ -96,6 +100,23 @@ class Flusher(Service):
             raise
         return 0.0 if self._pending else None
 
+    def _without_keyed_spawns(self, batch: list[_Entry]) -> list[_Entry]:
+        """Commit spawns of keyed children apart: inserting a key may wait for a caller's open transaction."""
+        for entry in batch:
+            if entry.commit.spawns_keys:
+                alone = asyncio.create_task(self._flush_alone(entry), name="stepwell spawn")
+                self._alone.add(alone)
+                alone.add_done_callback(self._alone.discard)
+        return [entry for entry in batch if not entry.commit.spawns_keys]
+
+    async def _flush_alone(self, entry: _Entry) -> None:
+        try:
+            await self._flush([entry])
+        except StoreFault as error:
+            log.warning("flusher: %s: %s; trying again", entry.commit.claim.label, error)
+            entry.doubtful = entry.doubtful or isinstance(error, Outage)
+            self._bring_again(entry)
+
     def _keep(self, entries: list[_Entry], *, doubtful: bool) -> None:
         """Put entries back in front: an outage loses no outcome."""
         for entry in entries:
@@ -104,7 +125,7 @@ class Flusher(Service):
 
     async def _flush(self, batch: list[_Entry]) -> None:
         try:
-            flushed = await instances.flush(self._database, [entry.commit for entry in batch])
+            flushed = await flushes.flush(self._database, [entry.commit for entry in batch])
         except Refusal as error:
             await self._isolate(batch, error)
             return
@@ -140,7 +161,7 @@ class Flusher(Service):
         for entry in entries:
             trace = traces.get(entry.commit.claim.id)
             if trace is not None and _is_ours(entry.commit, trace):
-                self._wait_for_lock(entry)
+                self._bring_again(entry)
             elif entry.doubtful and trace is not None and _has_landed(entry.commit, trace):
                 self._announce_landed(entry.commit)
                 self._answer(entry, Verdict.COMMITTED)
@@ -148,8 +169,8 @@ class Flusher(Service):
                 log.warning("flusher: %s: stale, its claim is no longer ours", entry.commit.claim.label)
                 self._answer(entry, Verdict.STALE)
 
-    def _wait_for_lock(self, entry: _Entry) -> None:
-        """Try again soon: a transaction that is not the engine's holds the row, and no batch waits for it."""
+    def _bring_again(self, entry: _Entry) -> None:
+        """Try again soon: a transaction that is not the engine's holds a row, and no batch waits for it."""
         pause, entry.patience = entry.patience, min(entry.patience * 2, LONGEST_PATIENCE)
         entry.is_resting = True
 
@@ -172,12 +193,17 @@ class Flusher(Service):
 
     def _announce(self, batch: list[_Entry], flushed: Flushed) -> None:
         wakes = Counter(flushed.freed_queues)
-        delays = {entry.commit.claim.id: entry.commit.delay for entry in batch}
+        if flushed.has_later_children:
+            self._notifier.announce_due()
+        commits = {entry.commit.claim.id: entry.commit for entry in batch}
         for row in flushed.committed:
+            commit = commits[row.id]
             if row.status is Status.RUNNABLE and row.hold is None:
                 wakes[row.queue] += 1
             elif row.hold is Hold.DUE:
-                self._expect_due(delays[row.id].total_seconds())
+                self._expect_due(commit.delay.total_seconds())
+            elif commit.timeout is not None:
+                self._expect_due(commit.timeout.total_seconds())
             if row.watched and row.status.is_settled:
                 self._notifier.announce_settled(row.id)
         for queue, count in wakes.items():
@@ -185,13 +211,12 @@ class Flusher(Service):
 
     def _announce_landed(self, commit: Commit) -> None:
         """Say again what the lost answer would have told us to say."""
-        committed = Committed(commit.claim.id, commit.status, commit.queue or commit.claim.queue, commit.hold, True)
-        if commit.delay:
-            self._expect_due(commit.delay.total_seconds())
-        elif committed.status is Status.RUNNABLE:
-            self._notifier.announce_work(committed.queue)
-        if committed.status.is_settled:
-            self._notifier.announce_settled(committed.id)
+        if commit.delay or commit.timeout:
+            self._expect_due((commit.timeout or commit.delay).total_seconds())
+        for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
+            self._notifier.announce_work(queue)
+        if commit.status.is_settled:
+            self._notifier.announce_settled(commit.claim.id)
 
 
 def _is_ours(commit: Commit, trace: Trace) -> bool:

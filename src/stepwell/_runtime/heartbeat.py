@@ -195,6 +195,6 @@ class Beats(Service):
 
     async def _return(self, worker_id: int, strays: list[int]) -> None:
         """Give back rows that carry our id and are not in our hands: the answer to their claim was lost."""
-        carried = dict(await instances.find_carried(self._database, [worker_id]))
+        carried = {id_: key for id_, key, _ in await instances.find_carried(self._database, [worker_id])}
         queues = await instances.release(self._database, worker_id, [(i, carried.get(i)) for i in strays])
         self._tell(self._on_strays, queues, len(strays))

@@ -72,6 +72,11 @@ class Notifier:
         self._deliver(notices.DUE, "")
         self._sender.send(notices.DUE, "")
 
+    def announce_revoked(self, instance_id: int) -> None:
+        """An executing instance was taken from its worker: its step shall stop."""
+        self._deliver(notices.REVOKED, str(instance_id))
+        self._sender.send(notices.REVOKED, str(instance_id))
+
     def announce_settled(self, instance_id: int) -> None:
         """A watched instance came to rest."""
         self._deliver(notices.SETTLED, str(instance_id))

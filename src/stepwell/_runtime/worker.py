@@ -17,6 +17,7 @@ from stepwell._runtime.heartbeat import Heartbeat
 from stepwell._runtime.lanes import Lanes
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.timers import Timers
@@ -66,6 +67,7 @@ class Worker:
             database=self._database, notifier=self._notifier, lease=self._lease, tally=self.tally,
             every=settings.reap, max_crashes=settings.max_crashes, forget_versions=self._claimer.forget_versions,
         )  # fmt: skip
+        self._pruner = Pruner(self._database, settings.prune)
         self._heartbeat = Heartbeat(
             dsn=self._database.dsn, lease=self._lease, hands=self._hands, every=settings.heartbeat,
             on_lost=self._lose_lease, on_gone=self._lose_claims, on_strays=self._note_strays,
@@ -93,7 +95,7 @@ class Worker:
 
     async def start(self) -> None:
         """Register, bury dead predecessors of this host, and start the services."""
-        await machines.register(self._database, self._registry.all())
+        await machines.register(self._database, self._registry.all(), self._settings.retention)
         await self._enter()
         await self._notifier.listen()
         self._subscribe()
@@ -102,6 +104,7 @@ class Worker:
         self._claimer.start()
         self._timers.start()
         self._reaper.start()
+        self._pruner.start()
         await self._free_held()
         log.info("worker %d: started with queues %s", self._lease.worker_id, dict(self._settings.queues))
 
@@ -112,6 +115,7 @@ class Worker:
         await self._claimer.stop()
         await self._timers.stop()
         await self._reaper.stop()
+        await self._pruner.stop()
         await self._release(self._executor.unbegun())
         left = await self._executor.drain(self._settings.drain_timeout.total_seconds())
         if left:
@@ -138,6 +142,7 @@ class Worker:
     def _subscribe(self) -> None:
         self._subscriptions.callback(self._notifier.subscribe(notices.WORK, self._hear_work))
         self._subscriptions.callback(self._notifier.subscribe(notices.DUE, lambda _: self._timers.wake()))
+        self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED, self._hear_revoked))
         self._subscriptions.callback(self._notifier.offer_to(self._take_offer))
 
     def _hear_work(self, queue: str) -> None:
@@ -146,6 +151,11 @@ class Worker:
             self._timers.wake()
         elif self._lanes.mark_ready(queue):
             self._wake_claimer()
+
+    def _hear_revoked(self, payload: str) -> None:
+        """An operator took an instance from its worker; if that is us, its step stops."""
+        if payload.isdigit():
+            self._lose_claims(frozenset({int(payload)}))
 
     def _take_offer(self, queue: str, count: int) -> bool:
         """Work announced in this process: True if there is room here for all of it."""

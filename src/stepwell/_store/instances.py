@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from stepwell._core.codec import decode_value
+from stepwell._core.codec import decode_value, encode_value
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
-from stepwell._store import keys
-from stepwell._store.database import Database, Queryable, Row
+from stepwell._store import children, keys
+from stepwell._store.database import Database, Queryable, Row, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,10 @@ class Committed:
     queue: str
     hold: Hold | None
     watched: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """The answer to a flush: rows that committed, and queues in which a row behind a key was let go."""
-
-    committed: list[Committed]
-    freed_queues: list[str]
+    has_inbox: bool
+    round: int
+    joins: int | None  # the parent at which this end is to be counted
+    parent_round: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +96,44 @@ class Tick:
 
 
 async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
+    """Insert instances without keys."""
+    rows = await db.fetch("instances/start", *_columns(entries, _NO_PARENTS * len(entries)))
+    return [Started(*row) for row in rows]
+
+
+async def start_keyed(
+    db: Session, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
+) -> list[Started]:
+    """Insert instances of which some have keys; positions of duplicates are missing."""
     rows = await db.fetch(
-        "instances/start",
+        "instances/start_keyed", *_columns(entries, parents or _NO_PARENTS * len(entries)),
+        [e.key for e in entries], [e.key_scope for e in entries],
+    )  # fmt: skip
+    started = [Started(*row) for row in rows]
+    keyed = [row.id for row in started if entries[row.position].key is not None]
+    buried = {row["id"] for row in await db.fetch("instances/find_buried", keyed)} if keyed else set()
+    if buried:
+        await db.fetch("instances/unstart", sorted(buried))
+    return [row for row in started if row.id not in buried]
+
+
+async def start_children(
+    db: Session, entries: Sequence[NewInstance], parents: Sequence[Parent]
+) -> list[Started]:
+    """Insert children of spawns; keyed ones that are duplicates are missing in the answer."""
+    if any(entry.key is not None for entry in entries):
+        await db.run("set local enable_hashjoin = on")  # start_keyed joins its batch with itself
+        return await start_keyed(db, entries, parents)
+    rows = await db.fetch("instances/start", *_columns(entries, parents))
+    return [Started(*row) for row in rows]
+
+
+Parent = tuple[int | None, int | None, int | None]  # the parent's id, its round, the child's index
+_NO_PARENTS: list[Parent] = [(None, None, None)]
+
+
+def _columns(entries: Sequence[NewInstance], parents: Sequence[Parent]) -> list[list[Any]]:
+    return [
         [e.machine for e in entries],
         [e.version for e in entries],
         [e.step for e in entries],
@@ -110,12 +142,18 @@ async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
         [e.delay for e in entries],
         [e.at for e in entries],
         [e.tenant for e in entries],
-        [None] * len(entries),
-        [None] * len(entries),
         [e.concurrency_key for e in entries],
         [e.state for e in entries],
-    )
-    return [Started(*row) for row in rows]
+        [parent for parent, _, _ in parents],
+        [round_ for _, round_, _ in parents],
+        [index for _, _, index in parents],
+    ]
+
+
+async def find_occupants(db: Queryable, keys_: Sequence[tuple[str, str]]) -> dict[int, int]:
+    """Who occupies keys, given as (tenant, key): the occupant's id by position; a freed key is missing."""
+    rows = await db.fetch("instances/find_occupants", [tenant for tenant, _ in keys_], [key for _, key in keys_])
+    return {row["position"]: row["id"] for row in rows}
 
 
 async def claim(
@@ -124,30 +162,20 @@ async def claim(
     rows = await db.fetch("instances/claim", worker_id, queue, limit, labels, passed_over)
     claims: list[Claim] = []
     losers: dict[str, list[Contender]] = {"busy": [], "foreign": [], "missed": []}
-    for verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, at, *_ in rows:
+    for verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, at, *waits in rows:
         if verdict == "claimed":
+            has_inbox, awaits, parent_id, round_, *_ = waits
             claims.append(
                 Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, business_key, key,
-                      queue, at)
+                      queue, at, has_inbox, tuple(awaits or ()), parent_id, round_)
             )  # fmt: skip
         else:
             losers[verdict].append(Contender(id_, f"{machine}@{version}", key))
     return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]))
 
 
-async def flush(db: Database, commits: Sequence[Commit]) -> Flushed:
-    """Commit outcomes together. Those with a concurrency key free it for the next one in the same transaction."""
-    held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
-    if not held:
-        return Flushed(await _commit(db, commits), [])
-    async with db.transaction() as session:
-        await keys.lock(session, held)
-        committed = await _commit(session, commits)
-        freed = await keys.free(session, held)
-    return Flushed(committed, freed)
-
-
-async def _commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
+async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
+    """Commit outcomes whose claims still hold; see flushes.py for what goes around it."""
     rows = await db.fetch(
         "instances/commit",
         [c.claim.id for c in commits],
@@ -168,10 +196,14 @@ async def _commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
         [c.state for c in commits],
         [c.result for c in commits],
         [c.error for c in commits],
+        [c.keeps_awaits for c in commits],
+        [None if c.awaits is None else encode_value(list(c.awaits), "names") for c in commits],
+        [c.timeout for c in commits],
+        [None if c.children is None else len(c.children) for c in commits],
     )
     return [
-        Committed(id_, Status(status), queue, None if hold is None else Hold(hold), watched)
-        for id_, status, queue, hold, watched in rows
+        Committed(id_, Status(status), queue, None if hold is None else Hold(hold), *rest)
+        for id_, status, queue, hold, *rest in rows
     ]
 
 
@@ -197,27 +229,34 @@ async def release(db: Database, worker_id: int, claims: Sequence[tuple[int, str 
     return [row["queue"] for row in rows] + freed
 
 
-async def find_lost(db: Queryable, worker_id: int, lease: timedelta) -> list[tuple[int, str | None]]:
-    """Executing rows without a live lease, with their keys, if this worker may act as reaper."""
-    return [(id_, key) for id_, key in await db.fetch("instances/find_lost", worker_id, lease)]
+Carried = tuple[int, str | None, int | None]
+"""An executing row of a dead worker: its id, its concurrency key, its parent."""
 
 
-async def find_carried(db: Queryable, worker_ids: Sequence[int]) -> list[tuple[int, str | None]]:
-    """Executing rows of the given workers, with their keys."""
-    return [(id_, key) for id_, key in await db.fetch("instances/find_carried", worker_ids)]
+async def find_lost(db: Queryable, worker_id: int, lease: timedelta) -> list[Carried]:
+    """Executing rows without a live lease, if this worker may act as reaper."""
+    return [(id_, key, parent) for id_, key, parent in await db.fetch("instances/find_lost", worker_id, lease)]
 
 
-async def reap(
-    db: Database, lost: Sequence[tuple[int, str | None]], max_crashes: int
-) -> tuple[list[Reaped], list[str]]:
-    """Take rows from workers without a live lease; returns them, and the queues in which a key was freed."""
-    held = [key for _, key in lost if key is not None]
+async def find_carried(db: Queryable, worker_ids: Sequence[int]) -> list[Carried]:
+    """Executing rows of the given workers."""
+    return [(id_, key, parent) for id_, key, parent in await db.fetch("instances/find_carried", worker_ids)]
+
+
+async def reap(db: Database, lost: Sequence[Carried], max_crashes: int) -> tuple[list[Reaped], list[str]]:
+    """Take rows from workers without a live lease; returns them, and the queues of others that go on by it."""
+    held = [key for _, key, _ in lost if key is not None]
+    parents = [parent for _, _, parent in lost if parent is not None]
     async with db.transaction() as session:
         if held:
             await keys.lock(session, held)
-        rows = await session.fetch("instances/reap", [id_ for id_, _ in lost], max_crashes)
-        freed = await keys.free(session, held) if held else []
-    reaped = [Reaped(id_, Status(status), queue, watched, begun) for id_, status, queue, watched, begun in rows]
+        locked = await children.lock_parents(session, parents) if parents else set()
+        ids = [id_ for id_, _, parent in lost if parent is None or parent in locked]
+        rows = await session.fetch("instances/reap", ids, max_crashes)
+        ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
+        freed = await children.join(session, ends) if ends else []
+        freed += await keys.free(session, held) if held else []
+    reaped = [Reaped(id_, Status(status), queue, watched, begun) for id_, status, queue, watched, begun, *_ in rows]
     return reaped, freed
 
 
@@ -253,6 +292,19 @@ async def watch(db: Queryable, id_: int) -> str | None:
     """Mark as watched; returns the queue if the row may be claimed and a claim may just have passed it over."""
     rows = await db.fetch("instances/watch", id_)
     return rows[0]["queue"] if rows else None
+
+
+async def tree(db: Queryable, id_: int) -> list[tuple[Instance, int]]:
+    """An instance's family from its topmost parent down, depth first, each with its depth."""
+    rows = await db.fetch("instances/tree", id_)
+    found = {instance.id: instance for instance in await read(db, [row["id"] for row in rows])}
+    return [(found[row["id"]], row["depth"]) for row in rows if row["id"] in found]
+
+
+async def prune(db: Queryable) -> tuple[int, int]:
+    """Delete what has ended and is old enough; returns how many, and the most of one machine."""
+    [(deleted, largest)] = await db.fetch("instances/prune")
+    return deleted, largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from stepwell._store.database import Queryable
 WORK = "stepwell_work"  # payload: a queue in which something may be claimed
 DUE = "stepwell_due"  # payload: empty; some row comes due later, perhaps earlier than you think
 SETTLED = "stepwell_settled"  # payload: the id of a watched instance that came to rest
+REVOKED = "stepwell_revoked"  # payload: the id of an executing instance that was taken from its worker
 PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
-CHANNELS = (WORK, DUE, SETTLED, PROBE)
+CHANNELS = (WORK, DUE, SETTLED, REVOKED, PROBE)
 
 
 async def send(db: Queryable, notices: Sequence[tuple[str, str]]) -> None:

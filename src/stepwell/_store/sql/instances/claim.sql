@@ -42,21 +42,23 @@ with candidates as materialized (
   from judged j
   where i.ctid = j.tid and j.verdict = 'claimed'
   returning j.verdict, i.id, i.machine, i.version, i.concurrency_key, i.priority, i.due_at,
-            i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at
+            i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at,
+            i.has_inbox, i.awaits, i.parent_id, i.round
 ), missed as (
   select count(*) filter (where j.verdict = 'claimed') - (select count(*) from claimed) as number
   from judged j
 )
 select c.verdict, c.id, c.machine, c.version, c.concurrency_key,
-       c.fence, c.step, c.attempt, c.crashes, c.tenant, c.key, c.claimed_at, c.priority, c.due_at
+       c.fence, c.step, c.attempt, c.crashes, c.tenant, c.key, c.claimed_at,
+       c.has_inbox, c.awaits, c.parent_id, c.round, c.priority, c.due_at
 from claimed c
 union all
 select j.verdict, j.id, j.machine, j.version, j.concurrency_key,
-       null, null, null, null, null, null, null, j.priority, j.due_at
+       null, null, null, null, null, null, null, null, null, null, null, j.priority, j.due_at
 from judged j
 where j.verdict <> 'claimed'
 union all
-select 'missed', null, null, null, null, null, null, null, null, null, null, null, null, null
+select 'missed', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
 from missed m
 where m.number > 0
 order by priority, due_at, id

@@ -4,17 +4,19 @@
 --   executing rows a commit would read a dead entry for everything done since the last vacuum).
 -- Locks: the rows, no key update, skip locked: what a foreign transaction holds leaves the batch (it is missing in
 --   the answer, and the flusher tries it again), so that no flush waits for a transaction that is not the engine's.
--- Returns: the committed rows, with the queue to wake and whether a client waits for it.
+-- Returns: the committed rows: the queue to wake, whether a client waits, whether there may be an inbox to look at,
+--   the round of a spawn, and the parent whose join this end counts at (once: `joined` stays).
 with outcomes as materialized (
   select *
   from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::integer[], $7::integer[],
               $8::interval[], $9::text[], $10::smallint[], $11::boolean[], $12::text[], $13::text[], $14::text[],
-              $15::boolean[], $16::text[], $17::text[], $18::text[])
+              $15::boolean[], $16::text[], $17::text[], $18::text[], $19::boolean[], $20::text[], $21::interval[],
+              $22::integer[])
        as o(id, worker_id, fence, status, step, version, attempt,
             delay, queue, priority, switches_key, concurrency_key, hold, hold_reason,
-            stores, state, result, error)
+            stores, state, result, error, keeps_awaits, awaits, timeout, spawns)
 ), mine as materialized (
-  select o.*
+  select o.*, i.joined as was_joined
   from outcomes o join stepwell.instances i on i.id = o.id
   where i.worker_id = o.worker_id and i.fence = o.fence and i.status || '' = 'executing'
   for no key update of i skip locked
@@ -34,16 +36,27 @@ with outcomes as materialized (
       queue = coalesce(m.queue, i.queue),
       priority = coalesce(m.priority, i.priority),
       concurrency_key = case when m.switches_key then m.concurrency_key else i.concurrency_key end,
+      awaits = case
+                 when m.keeps_awaits then i.awaits
+                 when m.awaits is not null then array(select jsonb_array_elements_text(m.awaits::jsonb))
+               end,
+      deadline = stepwell.now() + m.timeout,
+      visit = i.visit + (m.status in ('awaiting_signal', 'awaiting_children', 'awaiting_external'))::integer,
+      round = i.round + (m.spawns is not null)::integer,
+      children_pending = coalesce(m.spawns, 0),
+      joined = i.joined or (i.parent_id is not null and m.status in ('done', 'failed', 'cancelled')),
       updated_at = stepwell.now(),
       finished_at = case when m.status in ('done', 'failed', 'cancelled') then stepwell.now() end
   from mine m
   where i.id = m.id
-  returning i.id, i.status, i.queue, i.hold, i.watched, m.stores, m.state, m.result, m.error
+  returning i.id, i.status, i.queue, i.hold, i.watched, i.has_inbox, i.round,
+            case when i.joined and not m.was_joined then i.parent_id end as joins, i.parent_round,
+            m.stores, m.state, m.result, m.error
 ), stored as (
   update stepwell.instance_data d
   set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = c.error::jsonb
   from committed c
   where d.id = c.id and c.stores
 )
-select id, status, queue, hold, watched
+select id, status, queue, hold, watched, has_inbox, round, joins, parent_round
 from committed

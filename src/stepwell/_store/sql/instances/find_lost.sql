@@ -2,8 +2,8 @@
 -- Keeps: the finder's own lease ($1) must have held, unbroken, for one lease ($2): after an outage, when every lease
 --   has run out at once, nobody is buried before all had the time to beat.
 -- Index: instances_executing. Locks: none (reap.sql locks and checks again).
--- Returns: up to 1,000 rows: id and concurrency key.
-select i.id, i.concurrency_key
+-- Returns: up to 1,000 rows: id, concurrency key and parent.
+select i.id, i.concurrency_key, i.parent_id
 from stepwell.instances i
 where i.status = 'executing'
   and not exists (select from stepwell.workers w

@@ -2,9 +2,10 @@
 -- Keeps: attempt and crashes grow only where the step had begun (workers.begun_at, less workers.waiting);
 --   at $2 crashes in a row of one step the instance fails instead of killing the next worker.
 -- Index: the primary key (|| '': no other). Locks: the rows, skip locked. Writes side rows only for what it failed.
--- Returns: what was reaped: id, status, queue, whether a client waits, whether the step had begun.
+-- Returns: what was reaped: id, status, queue, whether a client waits, whether the step had begun,
+--   and the parent at which its end is to be counted.
 with lost as materialized (
-  select i.id, i.step, i.crashes,
+  select i.id, i.step, i.crashes, i.joined as was_joined,
          coalesce(i.claimed_at <= w.begun_at and not i.id = any (w.waiting), true) as begun
   from stepwell.instances i
   left join stepwell.workers w on w.id = i.worker_id
@@ -15,6 +16,7 @@ with lost as materialized (
   update stepwell.instances i
   set status = case when l.begun and l.crashes + 1 >= $2 then 'failed' else 'runnable' end,
       finished_at = case when l.begun and l.crashes + 1 >= $2 then stepwell.now() end,
+      joined = i.joined or (i.parent_id is not null and l.begun and l.crashes + 1 >= $2),
       attempt = i.attempt + l.begun::integer,
       crashes = i.crashes + l.begun::integer,
       worker_id = null,
@@ -22,7 +24,8 @@ with lost as materialized (
       updated_at = stepwell.now()
   from lost l
   where i.id = l.id
-  returning i.id, i.status, i.queue, i.watched, i.step, i.crashes, l.begun
+  returning i.id, i.status, i.queue, i.watched, i.step, i.crashes, l.begun,
+            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round
 ), stored as (
   update stepwell.instance_data d
   set error = jsonb_build_object(
@@ -32,5 +35,5 @@ with lost as materialized (
   from reaped r
   where d.id = r.id and r.status = 'failed'
 )
-select id, status, queue, watched, begun
+select id, status, queue, watched, begun, joins, parent_round
 from reaped

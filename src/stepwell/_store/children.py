@@ -1,0 +1,42 @@
+"""Calls of `sql/children`: spawns and joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepwell._core.codec import decode_value
+from stepwell._core.records import Child, Failure
+from stepwell._core.status import Status
+from stepwell._store.database import Queryable
+
+
+async def lock_parents(db: Queryable, ids: Sequence[int]) -> set[int]:
+    """Lock parents; returns those that nobody else holds."""
+    return {row["id"] for row in await db.fetch("children/lock_parents", ids)}
+
+
+async def join(db: Queryable, ends: Sequence[tuple[int, int]]) -> list[str]:
+    """Count ended children, as (parent, round), at their parents; returns the queues of parents that go on."""
+    rows = await db.fetch("children/join", [parent for parent, _ in ends], [round_ for _, round_ in ends])
+    return [row["queue"] for row in rows]
+
+
+async def settle(db: Queryable, counts: dict[int, int]) -> list[str]:
+    """Correct how many children parents wait for; returns the queues of parents that go on at once."""
+    rows = await db.fetch("children/settle", list(counts), list(counts.values()))
+    return [row["queue"] for row in rows]
+
+
+async def load(db: Queryable, rounds: dict[int, int]) -> dict[int, tuple[Child, ...]]:
+    """Children of the given round by parent, in spec order."""
+    found: dict[int, list[Child]] = {}
+    for parent, index, id_, key, machine, version, status, state, result, error in await db.fetch(
+        "children/load", list(rounds), list(rounds.values())
+    ):
+        child = Child(
+            index, id_, key, machine, version, Status(status), decode_value(state),
+            None if result is None else decode_value(result),
+            None if error is None else Failure(**decode_value(error)),
+        )  # fmt: skip
+        found.setdefault(parent, []).append(child)
+    return {parent: tuple(children) for parent, children in found.items()}

@@ -1,0 +1,96 @@
+"""One flush: a batch of commits, and in the same transaction all that hangs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepwell._core.commits import Commit
+from stepwell._core.status import Status
+from stepwell._store import children, instances, keys, signals
+from stepwell._store.database import Database, Session
+from stepwell._store.instances import Committed
+
+
+@dataclass(slots=True)
+class Flushed:
+    """The answer to a flush: rows that committed, and queues of other rows that may run by it."""
+
+    committed: list[Committed]
+    freed_queues: list[str] = field(default_factory=list)
+    has_later_children: bool = False
+
+
+async def flush(db: Database, commits: Sequence[Commit]) -> Flushed:
+    """Commit outcomes together: plain ones in one statement, the others in one transaction."""
+    if all(commit.is_plain for commit in commits):
+        committed = await instances.commit(db, commits)
+        leftovers = [row.id for row in committed if row.status is Status.DONE and row.has_inbox]
+        if leftovers:  # came while the step ran; nobody reads it any more
+            await signals.drop(db, leftovers)
+        return Flushed(committed)
+    async with db.transaction() as session:
+        return await _flush(session, commits)
+
+
+async def _flush(session: Session, commits: Sequence[Commit]) -> Flushed:
+    held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
+    if held:
+        await keys.lock(session, held)
+    ready = await _with_free_parents(session, commits)
+    flushed = Flushed(await instances.commit(session, ready) if ready else [])
+    rows = {row.id: row for row in flushed.committed}
+    landed = [commit for commit in ready if commit.claim.id in rows]
+    await _use_signals(session, landed, rows, flushed)
+    await _spawn(session, [c for c in landed if c.children], rows, flushed)
+    ends = [(row.joins, row.parent_round or 0) for row in flushed.committed if row.joins is not None]
+    if ends:
+        flushed.freed_queues += await children.join(session, ends)
+    if held:
+        flushed.freed_queues += await keys.free(session, held)
+    return flushed
+
+
+async def _with_free_parents(session: Session, commits: Sequence[Commit]) -> list[Commit]:
+    """Leave out ends whose parent somebody else holds; the flusher brings them again."""
+    parents = {commit.joins for commit in commits if commit.joins is not None}
+    if not parents:
+        return list(commits)
+    locked = await children.lock_parents(session, sorted(parents))
+    return [commit for commit in commits if commit.joins is None or commit.joins in locked]
+
+
+async def _use_signals(
+    session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed
+) -> None:
+    consumed = [signal for commit in landed for signal in commit.consumes]
+    if consumed:
+        await signals.consume(session, consumed)
+    ended = [commit.claim.id for commit in landed if commit.status is Status.DONE and rows[commit.claim.id].has_inbox]
+    if ended:
+        await signals.drop(session, ended)
+    parked = [
+        (commit.claim.id, commit.handed)
+        for commit in landed
+        if commit.awaits is not None and rows[commit.claim.id].has_inbox
+    ]
+    if parked:
+        woken = await signals.recheck(session, parked)
+        flushed.freed_queues += [queue for _, queue in woken]
+
+
+async def _spawn(session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed) -> None:
+    """Insert children under their parents' locks, and wait only for those that were inserted."""
+    if not landed:
+        return
+    entries = [(commit, index, child) for commit in landed for index, child in enumerate(commit.children or ())]
+    parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
+    started = await instances.start_children(session, [child for _, _, child in entries], parents)
+    flushed.freed_queues += [row.queue for row in started if not row.later]
+    flushed.has_later_children = any(row.later for row in started)
+    counts = {commit.claim.id: 0 for commit in landed}
+    for row in started:
+        counts[entries[row.position][0].claim.id] += 1
+    short = {c.claim.id: counts[c.claim.id] for c in landed if counts[c.claim.id] < len(c.children or ())}
+    if short:
+        flushed.freed_queues += await children.settle(session, short)

@@ -1,0 +1,77 @@
+"""Calls of `sql/operators`: cancel, retry and restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell._core.codec import encode_value
+from stepwell._store import children, keys
+from stepwell._store.database import Database, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel did: rows that ended, and the queues of parents and key neighbours that go on."""
+
+    ids: list[int]
+    watched: list[int]
+    executing: list[int]
+    queues: list[str]
+
+
+async def cancel(db: Database, root: int, *, cascade: bool, reason: str, by: str | None) -> Cancelled:
+    """Cancel an instance and what is below it, until nothing below it lives."""
+    total = Cancelled([], [], [], [])
+    while True:
+        async with db.transaction() as session:
+            ended = await _cancel_once(session, root, cascade=cascade, reason=reason, by=by)
+        for field in ("ids", "watched", "executing", "queues"):
+            getattr(total, field).extend(getattr(ended, field))
+        if not ended.ids or not cascade:
+            return total
+
+
+async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: str, by: str | None) -> Cancelled:
+    found = [(id_, key, parent) for id_, key, parent in await session.fetch("operators/find_subtree", root, cascade)]
+    if not found:
+        return Cancelled([], [], [], [])
+    ids = [id_ for id_, _, _ in found]
+    held = [key for _, key, _ in found if key is not None]
+    parents = [parent for _, _, parent in found if parent is not None]
+    if held:
+        await keys.lock(session, held)
+    await session.fetch("operators/lock", [*ids, *parents])
+    error = encode_value({"type": "Cancelled", "message": reason, "traceback": None}, "reason")
+    rows = await session.fetch("operators/cancel", ids, error, _note("cancel", by, reason))
+    ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
+    queues = await children.join(session, ends) if ends else []
+    queues += await keys.free(session, held) if held else []
+    return Cancelled(
+        [row["id"] for row in rows],
+        [row["id"] for row in rows if row["watched"]],
+        [row["id"] for row in rows if row["was_executing"]],
+        queues,
+    )
+
+
+async def retry(db: Database, instance_id: int, *, reason: str | None, by: str | None) -> str | None:
+    """Run a failed or cancelled instance again, or a waiting one now; returns its queue, None if nothing to retry."""
+    rows = await db.fetch("operators/retry", instance_id, _note("retry", by, reason))
+    return rows[0]["queue"] if rows else None
+
+
+async def restart(
+    db: Database, instance_id: int, step: str, state: str | None, key: str | None, *, reason: str | None, by: str | None
+) -> tuple[list[str], bool]:
+    """Put an instance at a step; returns the queues to wake, and whether it was executing."""
+    async with db.transaction() as session:
+        if key is not None:
+            await keys.lock(session, [key])
+        rows = await session.fetch("operators/restart", instance_id, step, state, _note("restart", by, reason))
+        queues = [row["queue"] for row in rows]
+        queues += await keys.free(session, [key]) if key is not None else []
+    return queues, any(row["was_executing"] for row in rows)
+
+
+def _note(act: str, by: str | None, reason: str | None) -> str:
+    return encode_value({"act": act, "by": by, "reason": reason}, "operated")

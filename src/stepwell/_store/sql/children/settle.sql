@@ -1,0 +1,18 @@
+-- Correct the number of children a parent waits for, where some were duplicates and were not inserted.
+-- Run in the transaction of the spawn. Keeps: none inserted means go on at once. Index: the primary key.
+-- Locks: the parents (ours already). Returns: id and queue of parents that go on.
+with counts as materialized (
+  select c.id, c.number
+  from unnest($1::bigint[], $2::integer[]) as c(id, number)
+), settled as (
+  update stepwell.instances i
+  set children_pending = c.number,
+      status = case when c.number = 0 then 'runnable' else i.status end,
+      due_at = case when c.number = 0 then stepwell.now() else i.due_at end
+  from counts c
+  where i.id = c.id
+  returning i.id, i.queue, i.status
+)
+select id, queue
+from settled
+where status = 'runnable'

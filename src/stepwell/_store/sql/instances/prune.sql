@@ -1,0 +1,40 @@
+-- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox and side row.
+-- Keeps: what a live parent still needs; keys of scope 'forever' leave a tombstone.
+-- Index: instances_finished, one range per machine. Locks: the rows, skip locked. Machines that nobody
+--   ever registered are kept. Returns: how many were deleted, and the largest number of one machine.
+with machines as materialized (
+  select m.name, m.retention from stepwell.machines m where m.active and m.retention is not null
+), old as materialized (
+  select o.*
+  from machines m
+  cross join lateral (
+    select i.id, i.machine, i.tenant, i.key, i.key_scope
+    from stepwell.instances i
+    where i.machine = m.name and i.status in ('done', 'failed', 'cancelled')
+      and i.finished_at < stepwell.now() - m.retention
+      and not exists (select from stepwell.instances p
+                      where p.id = i.parent_id and p.status not in ('done', 'failed', 'cancelled'))
+    order by i.finished_at, i.id
+    limit 1000
+    for no key update of i skip locked
+  ) o
+), buried as (
+  insert into stepwell.tombstones (tenant, key, instance_id, buried_at)
+  select o.tenant, o.key, o.id, stepwell.now()
+  from old o
+  where o.key_scope = 'forever'
+  on conflict (tenant, key) do nothing
+), emptied as (
+  delete from stepwell.signals s using old o where s.instance_id = o.id
+), stripped as (
+  delete from stepwell.instance_data d using old o where d.id = o.id
+), gone as (
+  delete from stepwell.instances i using old o where i.id = o.id
+  returning i.machine
+), counted as (
+  select g.machine, count(*)::integer as number
+  from gone g
+  group by g.machine
+)
+select coalesce(sum(number), 0)::integer as deleted, coalesce(max(number), 0)::integer as largest
+from counted

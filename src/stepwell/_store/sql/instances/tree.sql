@@ -1,0 +1,18 @@
+-- Read an instance's whole family: from the topmost parent down, in depth-first order.
+-- Index: the primary key, instances_parent. Locks: none. Returns: up to 10,000 rows with their depth.
+with recursive up(id, parent_id) as (
+  select i.id, i.parent_id from stepwell.instances i where i.id = $1
+  union all
+  select p.id, p.parent_id from up u join stepwell.instances p on p.id = u.parent_id
+), down(id, depth, path) as (
+  select u.id, 0, array[u.id]
+  from up u
+  where u.parent_id is null or not exists (select from stepwell.instances p where p.id = u.parent_id)
+  union all
+  select c.id, d.depth + 1, d.path || c.id
+  from down d join stepwell.instances c on c.parent_id = d.id
+)
+select d.id, d.depth
+from down d
+order by d.path
+limit 10000

@@ -1,0 +1,25 @@
+-- Put an instance, whatever its status, at a step of the operator's choice, with another state if one is given.
+-- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited.
+-- Index: the primary key. Locks: the row. Returns: id, queue, and whether it was executing.
+with before as materialized (
+  select i.id, i.status as was
+  from stepwell.instances i
+  where i.id = $1
+  for no key update
+), again as (
+  update stepwell.instances i
+  set status = 'runnable', step = $2, attempt = 0, crashes = 0, fence = i.fence + 1,
+      worker_id = null, claimed_at = null, hold = null, hold_reason = null, deadline = null, children_pending = 0,
+      due_at = stepwell.now(), updated_at = stepwell.now(), finished_at = null
+  from before b
+  where i.id = b.id
+  returning i.id, i.queue, b.was
+), stored as (
+  update stepwell.instance_data d
+  set state = coalesce($3::text::jsonb, d.state), result = null, error = null,
+      operated = $4::text::jsonb || jsonb_build_object('error', d.error)
+  from again a
+  where d.id = a.id
+)
+select id, queue, was = 'executing' as was_executing
+from again

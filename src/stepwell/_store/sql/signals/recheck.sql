@@ -1,0 +1,16 @@
+-- Wake what was just parked if a signal it awaits is in its inbox already, and was not handed to the parking step.
+-- Run in the transaction of commit.sql, with a fresh snapshot: a delivery either came before the park and is seen
+--   here, or waits for the row's lock and sees the park. Handed signals are a set of ids, not a watermark: ids commit
+--   out of order. Index: the primary key, signals_inbox. Locks: the rows (ours already). Returns: id and queue.
+with parked as materialized (
+  select p.id, p.handed::bigint[] as handed
+  from unnest($1::bigint[], $2::text[]) as p(id, handed)
+)
+update stepwell.instances i
+set status = 'runnable', due_at = stepwell.now(), deadline = null
+from parked p
+where i.id = p.id and i.status || '' = 'awaiting_signal'
+  and exists (select from stepwell.signals s
+              where s.instance_id = i.id and not s.consumed and s.name = any (i.awaits)
+                and not s.id = any (p.handed))
+returning i.id, i.queue
