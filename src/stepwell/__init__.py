@@ -8,6 +8,7 @@ from stepwell.engine import Engine
 from stepwell.errors import (
     Cancel,
     DatabaseError,
+    DatabaseUnavailable,
     DatabaseUnreachable,
     DefinitionError,
     EmbeddedError,
@@ -34,12 +35,13 @@ from stepwell.errors import (
 )
 from stepwell.job import Job, job
 from stepwell.machine import Machine, step
-from stepwell.outcomes import Done, Next, Retry, Stop
+from stepwell.outcomes import Done, Next, Outcome, Retry, Stop
 
 __all__ = [
     "Cancel",
     "Context",
     "DatabaseError",
+    "DatabaseUnavailable",
     "DatabaseUnreachable",
     "DefinitionError",
     "Done",
@@ -62,6 +64,7 @@ __all__ = [
     "Next",
     "NoDatabase",
     "NotFound",
+    "Outcome",
     "PayloadTooLarge",
     "RefusedByDatabase",
     "Retry",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from stepwell._core.codec import StateType, arguments_type
+from stepwell._core.codec import NO_DEFAULT, StateType, arguments_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep
 from stepwell.job import STEP, Job
@@ -52,6 +52,8 @@ class Registry:
 
     def __init__(self, machines: Iterable[Any] = ()) -> None:
         self._versions: dict[str, dict[int, Definition]] = {}
+        if isinstance(machines, Job | type):
+            raise DefinitionError(f"machines: expected a list, got {machines!r}; write machines=[…]")
         for machine in machines:
             self._add(define(machine))
 
@@ -133,7 +135,11 @@ def _define_machine(machine: type[Machine]) -> Definition:
 
 
 def _define_job(defined: Job[Any, Any]) -> Definition:
-    arguments = arguments_type(defined.name, defined.parameters)
+    typed = {
+        name: (hint, NO_DEFAULT if default is inspect.Parameter.empty else default)
+        for name, (hint, default) in defined.parameters.items()
+    }
+    arguments = arguments_type(defined.name, typed)
     return Definition(
         name=defined.name,
         version=defined.version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from typing import Any, assert_never
 
@@ -71,7 +72,11 @@ def _commit(
 def _next(outcome: Next, claim: Claim, definition: Definition, state: str | None) -> Commit:
     name = step_name(outcome.step)
     if name is None:
-        raise InvalidOutcome("step", f"{outcome.step!r} is no step; name one as self.ship or \"ship\"")
+        called = inspect.iscoroutine(outcome.step)
+        if called:
+            outcome.step.close()
+        hint = "name the step without calling it, as self.ship" if called else 'name one as self.ship or "ship"'
+        raise InvalidOutcome("step", f"{outcome.step!r} is no step; {hint}")
     key = outcome.concurrency_key
     delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
     return Commit(

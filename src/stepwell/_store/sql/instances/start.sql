@@ -1,5 +1,7 @@
 -- Insert new instances, in the order of the arrays, with their states.
 -- Keeps: all or nothing; an entry whose key is occupied is not inserted (its position is missing in the answer).
+--   An entry without a key is always inserted; those with one are looked up in a hashed subplan, not joined: a join
+--   of two CTEs is quadratic wherever the planner takes it for small.
 -- Index: instances_guard arbitrates keys. Locks: none but the new rows; keyed entries come sorted by key.
 -- Returns: position, id, queue, and whether it waits for its due time.
 with entries as materialized (
@@ -20,12 +22,14 @@ with entries as materialized (
          stepwell.now(), stepwell.now()
   from entries
   on conflict (tenant, guard) where guard is not null do nothing
-  returning id, queue, hold
+  returning id
 ), stored as (
   insert into stepwell.instance_data (id, state)
   select e.id, e.state::jsonb
-  from entries e join inserted i on i.id = e.id
+  from entries e
+  where e.key is null or e.id in (select id from inserted)
 )
-select (e.position - 1)::integer as position, i.id, i.queue, i.hold is not null as later
-from entries e join inserted i on i.id = e.id
+select (e.position - 1)::integer as position, e.id, e.queue, e.due_at > stepwell.now() as later
+from entries e
+where e.key is null or e.id in (select id from inserted)
 order by e.position

@@ -1,6 +1,7 @@
 -- Let rows whose time has come into the claim's index; tell which queues have work, and when to look again.
 -- Keeps: a row is due once; a locked one is left for the next look.
--- Index: instances_due; instances_claim for one probe per queue of $1. Locks: up to 1,000 due rows, skip locked.
+-- Index: instances_due; instances_claim for one probe per queue of $1 (offset 0: never joined).
+-- Locks: up to 1,000 due rows, skip locked.
 -- Returns: one row: how many came due, their queues, the queues of $1 with work, seconds to the next due time.
 with due as materialized (
   select i.id
@@ -13,7 +14,7 @@ with due as materialized (
   update stepwell.instances i
   set hold = null
   from due
-  where i.id = due.id
+  where i.id = any (array[due.id])
   returning i.queue
 )
 select (select count(*) from freed)::integer as freed,
@@ -21,7 +22,8 @@ select (select count(*) from freed)::integer as freed,
        array(select q.name
              from unnest($1::text[]) as q(name)
              where exists (select from stepwell.instances i
-                           where i.queue = q.name and i.status = 'runnable' and i.hold is null)) as ready,
+                           where i.queue = q.name and i.status = 'runnable' and i.hold is null
+                           offset 0)) as ready,
        (select extract(epoch from min(i.due_at) - stepwell.now())::float8
         from stepwell.instances i
         where i.status = 'runnable' and i.hold = 'due' and i.due_at > stepwell.now()) as next_due
