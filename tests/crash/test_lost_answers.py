@@ -14,7 +14,7 @@ from stepwell import Context, Done, Engine, Machine, Next, step
 from stepwell._store.statements import statement
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
-from tests.support.proxy import Loss, Part, Proxy, proxy_to
+from tests.support.proxy import Mishap, Part, Proxy, proxy_to
 from tests.support.waiting import eventually
 
 CLAIM, COMMIT, BEGIN = statement("instances/claim"), statement("instances/commit"), statement("workers/begin")
@@ -105,7 +105,7 @@ async def test_a_commit_that_is_lost_or_whose_answer_is_lost_is_neither_repeated
         if commits == nth:
             losses.append(road.proxy.lose(part, COMMIT, with_commit=key is not None))
 
-    losses: list[Loss] = []
+    losses: list[Mishap] = []
     with armed("flusher.before_commit", fault=lose_the_nth):
         async with road.engine.worker() as worker:
             result = await walk.result(timeout=20)

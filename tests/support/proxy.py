@@ -1,7 +1,7 @@
-"""A proxy between an engine and Postgres, on a Unix socket, that can lose one request, or the answer to one.
+"""A proxy between an engine and Postgres, on a Unix socket, that loses or holds one request, or the answer to one.
 
-It reads the frontend's messages: a Parse names a statement, a Bind runs it, so that a loss can be told by the
-statement's own text. Losing means that both connections end; before an answer is lost, Postgres has given it.
+It reads the frontend's messages: a Parse names a statement, a Bind runs it, so that a mishap can be told by the
+statement's own text. After a loss both connections end; before an answer is lost or held, Postgres has given it.
 """
 
 from __future__ import annotations
@@ -12,50 +12,65 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
 Part = Literal["request", "answer"]
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _SOCKET = ".s.PGSQL.5432"
 _READY = b"Z"
 
 
-@dataclass
-class Loss:
-    """One loss: ordered, and happened once `happened` is set."""
+@dataclass(eq=False)
+class Mishap:
+    """What befalls one run of a statement: `happened` once it has, `release()` lets what is held go on."""
 
     statement: str
     part: Part
-    with_commit: bool
-    happened: asyncio.Event
+    is_loss: bool
+    with_commit: bool = False
+    happened: asyncio.Event = field(default_factory=asyncio.Event)
+    _gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def release(self) -> None:
+        self._gate.set()
+
+    async def pass_by(self) -> None:
+        await self._gate.wait()
 
 
 class Proxy:
-    """Forwards connections; `lose` orders a loss, the next statement that fits has it."""
+    """Forwards connections; `lose` and `hold` order a mishap, and the next run of the statement has it."""
 
     def __init__(self, url: str, folder: Path) -> None:
         parts = urlsplit(url)
         query = parse_qs(parts.query)
         self._server = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
-        self._losses: list[Loss] = []
+        self._ordered: list[Mishap] = []
         self._links: set[asyncio.Task[None]] = set()
         self.socket = folder / _SOCKET
         self.url = urlunsplit(parts._replace(query=f"host={quote(str(folder))}&port=5432"))
 
-    def lose(self, part: Part, statement: str, *, with_commit: bool = False) -> Loss:
+    def lose(self, part: Part, statement: str, *, with_commit: bool = False) -> Mishap:
         """Lose the next run of a statement, or its answer; `with_commit`: those of the COMMIT that follows it."""
-        loss = Loss(statement, part, with_commit, asyncio.Event())
-        self._losses.append(loss)
-        return loss
+        return self._order(Mishap(statement, part, is_loss=True, with_commit=with_commit))
 
-    def ordered(self, statement: str) -> Loss | None:
-        return next((loss for loss in self._losses if loss.statement == statement), None)
+    def hold(self, part: Part, statement: str) -> Mishap:
+        """Hold the next run of a statement, or its answer, until it is released."""
+        return self._order(Mishap(statement, part, is_loss=False))
 
-    def fulfil(self, loss: Loss) -> None:
-        self._losses.remove(loss)
-        loss.happened.set()
+    def take(self, statement: str) -> Mishap | None:
+        """The mishap that is ordered for this run."""
+        found = next((mishap for mishap in self._ordered if mishap.statement == statement), None)
+        if found is not None:
+            self._ordered.remove(found)
+        return found
+
+    def _order(self, mishap: Mishap) -> Mishap:
+        self._ordered.append(mishap)
+        return mishap
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -75,9 +90,6 @@ class Proxy:
         await asyncio.gather(*self._links, return_exceptions=True)
 
 
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
 class _Link:
     """One connection through the proxy."""
 
@@ -86,8 +98,8 @@ class _Link:
         self._from_client, self._to_client = client
         self._from_server, self._to_server = server
         self._statements: dict[bytes, str] = {}
-        self._awaits_commit: Loss | None = None
-        self._swallowing: Loss | None = None
+        self._awaits_commit: Mishap | None = None
+        self._of_answer: Mishap | None = None
 
     async def run(self) -> None:
         ways = [asyncio.create_task(self._ask()), asyncio.create_task(self._answer())]
@@ -107,41 +119,52 @@ class _Link:
         self._to_server.write(length + await self._from_client.readexactly(int.from_bytes(length) - 4))
         while True:
             kind, message = await _read(self._from_client)
-            loss = self._judge(kind, message[5:])
-            if loss is not None and loss.part == "request":
-                self._proxy.fulfil(loss)
-                return
-            self._swallowing = self._swallowing or loss
+            mishap = self._judge(kind, message[5:])
+            if mishap is not None and mishap.part == "request":
+                mishap.happened.set()
+                if mishap.is_loss:
+                    return
+                await mishap.pass_by()
+                mishap = self._proxy.take(mishap.statement)  # ordered meanwhile, for the same run's answer
+            if mishap is not None:
+                self._of_answer = mishap
             self._to_server.write(message)
             await self._to_server.drain()
 
     async def _answer(self) -> None:
+        kept = b""
         while True:
             kind, message = await _read(self._from_server)
-            if self._swallowing is None:
-                self._to_client.write(message)
-                await self._to_client.drain()
-            elif kind == _READY:
-                self._proxy.fulfil(self._swallowing)
-                return
+            kept += message
+            mishap = self._of_answer
+            if mishap is not None:
+                if kind != _READY:
+                    continue
+                mishap.happened.set()
+                if mishap.is_loss:
+                    return
+                await mishap.pass_by()
+                self._of_answer = None
+            self._to_client.write(kept)
+            kept = b""
+            await self._to_client.drain()
 
-    def _judge(self, kind: bytes, body: bytes) -> Loss | None:
-        """The loss that this message is to suffer."""
+    def _judge(self, kind: bytes, body: bytes) -> Mishap | None:
+        """The mishap that this message is to suffer."""
         match kind:
             case b"P":
                 name, text, *_ = body.split(b"\0")
                 self._statements[name] = text.decode()
-                return None
             case b"B":
-                loss = self._proxy.ordered(self._statements.get(body.split(b"\0")[1], ""))
-                if loss is not None and loss.with_commit:
-                    self._awaits_commit = loss
-                    return None
-                return loss
+                mishap = self._proxy.take(self._statements.get(body.split(b"\0")[1], ""))
+                if mishap is None or not mishap.with_commit:
+                    return mishap
+                self._awaits_commit = mishap
             case b"Q" if body.startswith(b"COMMIT"):
                 return self._awaits_commit
             case _:
-                return None
+                pass
+        return None
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

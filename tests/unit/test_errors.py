@@ -75,7 +75,7 @@ def test_every_error_is_public() -> None:
     ("error", "message"),
     [
         (UnknownMachine("Ordr", ["Order"]),
-         "machine: 'Ordr' is not registered; did you mean 'Order'?; pass it to Engine(machines=[…])"),
+         "machine: 'Ordr' is not registered; pass it to Engine(machines=[…]); did you mean 'Order'?"),
         (UnknownStep("Order", "shp", ["start", "ship"]),
          "step: machine 'Order' has no step 'shp'; did you mean 'ship'?"),
         (UnknownStep("Order", "zzz", ["start", "ship"]),

@@ -29,7 +29,7 @@ class Definition:
     steps: Mapping[str, Step]
     state: StateType
     owner: Any  # the machine's object; steps and handle are called with it as self
-    handle: Callable[[BaseException, Context[Any]], Any]
+    handle: Callable[[Any, Context[Any]], Any]
     handle_is_async: bool
     upcast: Upcast | None = None
     is_job: bool = False

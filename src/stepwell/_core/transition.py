@@ -72,11 +72,7 @@ def _commit(
 def _next(outcome: Next, claim: Claim, definition: Definition, state: str | None) -> Commit:
     name = step_name(outcome.step)
     if name is None:
-        called = inspect.iscoroutine(outcome.step)
-        if called:
-            outcome.step.close()
-        hint = "name the step without calling it, as self.ship" if called else 'name one as self.ship or "ship"'
-        raise InvalidOutcome("step", f"{outcome.step!r} is no step; {hint}")
+        raise InvalidOutcome("step", _no_step(outcome.step))
     key = outcome.concurrency_key
     delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
     return Commit(
@@ -142,6 +138,13 @@ def _no_outcome(value: object, step: str) -> str:
     if isinstance(value, type):
         return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
     return f"step {step!r} returned {type(value).__name__}, which is no outcome; return Next, Retry, Done or Stop"
+
+
+def _no_step(value: object) -> str:
+    if inspect.iscoroutine(value):
+        value.close()
+        return f"{value!r} is no step; name the step without calling it, as self.ship"
+    return f"{value!r} is no step; name one as self.ship or \"ship\""
 
 
 def _message(error: BaseException) -> str:

@@ -231,7 +231,7 @@ class Executor:
         commit = await self._attempt(hand, run)
         if _probes.hooks:
             await _probes.reach("executor.returned", id=hand.claim.id)
-        if not hand.claim.is_suspect:  # a suspect is cleared by its commit, not by its return: the next one waits for it
+        if not hand.claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
             slot.end()
         try:
             await self._submit(hand, commit)
