@@ -8,6 +8,7 @@ from stepwell.engine import Engine
 from stepwell.errors import (
     Cancel,
     DatabaseError,
+    DatabaseUnavailable,
     DatabaseUnreachable,
     DefinitionError,
     Duplicate,
@@ -36,7 +37,7 @@ from stepwell.errors import (
 )
 from stepwell.job import Job, job
 from stepwell.machine import Machine, step
-from stepwell.outcomes import Await, Done, Next, Retry, Spawn, Stop
+from stepwell.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
 
 __all__ = [
     "Await",
@@ -44,6 +45,7 @@ __all__ = [
     "Child",
     "Context",
     "DatabaseError",
+    "DatabaseUnavailable",
     "DatabaseUnreachable",
     "DefinitionError",
     "Done",
@@ -68,6 +70,7 @@ __all__ = [
     "NoDatabase",
     "NoTarget",
     "NotFound",
+    "Outcome",
     "PayloadTooLarge",
     "RefusedByDatabase",
     "Retry",

@@ -259,7 +259,7 @@ class Handle:
 
     __slots__ = ("_client", "id", "key")
 
-    def __init__(self, client: Client, instance_id: int, key: str | None) -> None:
+    def __init__(self, client: Client, instance_id: int, key: str | None = None) -> None:
         self._client = client
         self.id = instance_id
         self.key = key

@@ -61,6 +61,9 @@ class Settings:
         for name in changes:
             if name not in known:
                 raise SettingError.unknown(name, known)
+        lease = changes.get("lease")
+        if isinstance(lease, timedelta) and "heartbeat" not in changes:
+            changes = {**changes, "heartbeat": min(self.heartbeat, lease / 3)}
         return replace(self, **changes)
 
 
@@ -71,7 +74,7 @@ def load_settings(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.e
         variable = f"STEPWELL_{setting.name.upper()}"
         if variable in environ:
             found[setting.name] = _parse(setting.name, environ[variable])
-    return Settings().with_changes(found).with_changes(keywords)
+    return Settings().with_changes({**found, **keywords})
 
 
 def _parse(name: str, text: str) -> object:

@@ -90,6 +90,16 @@ class Engine:
         finally:
             await self.close()
 
+    async def check(self) -> int:
+        """The schema's version, if it is the one needed; else SchemaOutdated or SchemaTooNew. Changes nothing."""
+        if self._database is not None:
+            return await schema.verify(self._database)
+        await self._connect()
+        try:
+            return await schema.verify(self._opened)
+        finally:
+            await self.close()
+
     async def start(
         self,
         machine: object,
@@ -208,6 +218,10 @@ class Engine:
     ) -> Instance:
         """A snapshot once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
         return await self._doors.waiting.wait(target, timeout=timeout, until=until, tenant=tenant)
+
+    def handle(self, instance_id: int) -> Handle:
+        """A handle of an instance that another process may have started; not looked up before it is used."""
+        return Handle(self._doors, instance_id)
 
     @property
     def insights(self) -> Insights:

@@ -14,6 +14,7 @@
     │   ├── NoDatabase                 neither a URL nor the embedded server
     │   ├── InvalidDatabaseURL         the URL is not one of a Postgres
     │   ├── DatabaseUnreachable        nothing there answers as Postgres does
+    │   ├── DatabaseUnavailable        it went away while we asked; whether the statement landed is unknown
     │   ├── ServerTooOld               Postgres before 15
     │   ├── SchemaOutdated             migrations are missing
     │   ├── SchemaTooNew               the schema is from a later Stepwell
@@ -58,8 +59,8 @@ class UnknownMachine(InvalidInput):
     def __init__(self, machine: str, known: Sequence[str]) -> None:
         near = _near_miss(machine, known)
         listed = ", ".join(known) or "none"
-        super().__init__("machine", f"{machine!r} is not registered{near or f' (registered: {listed})'}; "
-                         "pass it to Engine(machines=[…])")
+        super().__init__("machine", f"{machine!r} is not registered; pass it to Engine(machines=[…])"
+                         f"{near or f' (registered: {listed})'}")
         self.machine = machine
         self.known = tuple(known)
 
@@ -130,6 +131,10 @@ class DatabaseUnreachable(DatabaseError):
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"no Postgres answers at {where}: {problem}")
         self.where = where
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database went away while a statement was under way; it may have landed or not."""
 
 
 class ServerTooOld(DatabaseError):

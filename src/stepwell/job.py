@@ -18,7 +18,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Backoff = Callable[[int], timedelta]
-NO_DEFAULT: Any = inspect.Parameter.empty
 STEP = "run"
 """The one step of a job."""
 

@@ -112,7 +112,7 @@ class Machine:
         cls.initial = initial if initial is not None else "start"
         _check_machine(cls)
 
-    async def handle(self, error: BaseException, ctx: Context[Any]) -> Outcome:
+    async def handle(self, error: Exception, ctx: Context[Any]) -> Outcome:
         """Decide what follows an error of a step. Override it; by default the instance fails."""
         return Stop(error)
 

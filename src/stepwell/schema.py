@@ -36,3 +36,8 @@ async def verify(database: Database) -> int:
 def sql(since: int = 0) -> str:
     """The SQL that brings a schema of that version up to date."""
     return migrations.script(since)
+
+
+def missing(since: int) -> list[str]:
+    """The names of the migrations that a schema of that version lacks."""
+    return [f"{m.version:04}_{m.name}" for m in migrations.migrations() if m.version > since]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -85,7 +85,7 @@ def admit_many(
     registry: Registry, entries: object, *, tenant: str, max_payload: int, field: str = "entries"
 ) -> list[NewInstance]:
     """Check a batch: `Checkout.child(state, …)`, `(machine, state)` or a bare machine; errors name the position."""
-    if not isinstance(entries, list | tuple):
+    if not isinstance(entries, Iterable) or isinstance(entries, str | Mapping):
         raise InvalidInput(field, f"expected a list, got {type(entries).__name__}")
     admitted = []
     for position, entry in enumerate(entries):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stepwell.errors import StepwellError
+from stepwell.errors import DatabaseError, DatabaseUnavailable
 
 
-class StoreFault(StepwellError):
-    """A statement failed. Internal: no door lets it out but in a message."""
+class StoreFault(DatabaseError):
+    """A statement failed."""
 
 
-class Outage(StoreFault):
+class Outage(StoreFault, DatabaseUnavailable):
     """The database is away, or hung up on us: wait, reconnect, try again. Whether the statement landed is unknown."""
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal
 
-from stepwell._core.codec import StateType, arguments_type
+from stepwell._core.codec import NO_DEFAULT, StateType, arguments_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep
 from stepwell.job import STEP, Job
@@ -30,7 +30,7 @@ class Definition:
     steps: Mapping[str, Step]
     state: StateType
     owner: Any  # the machine's object; steps and handle are called with it as self
-    handle: Callable[[BaseException, Context[Any]], Any]
+    handle: Callable[[Any, Context[Any]], Any]
     handle_is_async: bool
     upcast: Upcast | None = None
     is_job: bool = False
@@ -54,6 +54,8 @@ class Registry:
 
     def __init__(self, machines: Iterable[Any] = ()) -> None:
         self._versions: dict[str, dict[int, Definition]] = {}
+        if isinstance(machines, Job | type):
+            raise DefinitionError(f"machines: expected a list, got {machines!r}; write machines=[…]")
         for machine in machines:
             self._add(define(machine))
 
@@ -137,7 +139,11 @@ def _define_machine(machine: type[Machine]) -> Definition:
 
 
 def _define_job(defined: Job[Any, Any]) -> Definition:
-    arguments = arguments_type(defined.name, defined.parameters)
+    typed = {
+        name: (hint, NO_DEFAULT if default is inspect.Parameter.empty else default)
+        for name, (hint, default) in defined.parameters.items()
+    }
+    arguments = arguments_type(defined.name, typed)
     return Definition(
         name=defined.name,
         version=defined.version,

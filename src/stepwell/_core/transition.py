@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from typing import Any, assert_never
 
@@ -132,7 +133,7 @@ def _spawn(
 def _target(definition: Definition, field: str, ref: StepRef) -> str:
     name = step_name(ref)
     if name is None:
-        raise InvalidOutcome(field, f"{ref!r} is no step; name one as self.ship or \"ship\"")
+        raise InvalidOutcome(field, _no_step(ref))
     return definition.step(name).name
 
 
@@ -185,6 +186,13 @@ def _no_outcome(value: object, step: str) -> str:
         return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
     shown = type(value).__name__
     return f"step {step!r} returned {shown}, which is no outcome; return Next, Retry, Await, Spawn, Done or Stop"
+
+
+def _no_step(value: object) -> str:
+    if inspect.iscoroutine(value):
+        value.close()
+        return f"{value!r} is no step; name the step without calling it, as self.ship"
+    return f"{value!r} is no step; name one as self.ship or \"ship\""
 
 
 def _message(error: BaseException) -> str:

@@ -253,7 +253,8 @@ class Executor:
         commit = await self._attempt(hand, run)
         if _probes.hooks:
             await _probes.reach("executor.returned", id=hand.claim.id)
-        slot.end()
+        if not hand.claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+            slot.end()
         try:
             await self._submit(hand, commit)
         except RefusedByDatabase as error:

@@ -57,7 +57,7 @@ class Lease:
     async def end(self) -> None:
         """Leave: what this worker still carries is the reaper's from now on."""
         if self._worker_id is not None:
-            await workers.leave(self._database, [self._worker_id])
+            await workers.leave(self._database, [self._worker_id], by_itself=True)
             self._worker_id = None
 
     async def bury_predecessors(self, max_crashes: int) -> list[Reaped]:
@@ -67,7 +67,7 @@ class Lease:
         if not dead:
             return []
         log.info("worker: burying %d dead workers of this host", len(dead))
-        await workers.leave(self._database, dead)
+        await workers.leave(self._database, dead, by_itself=False)
         reaped: list[Reaped] = []
         while lost := await instances.find_carried(self._database, dead):
             rows, _ = await instances.reap(self._database, lost, max_crashes)

@@ -18,8 +18,9 @@ OLDEST_SERVER = 150_000
 CLOSE_TIMEOUT = 5.0
 Row = asyncpg.Record
 
-# A client's statements: whatever the planner likes, but no jit, which never pays for them.
-CLIENT: Final = {"application_name": "stepwell", "jit": "off"}
+# A client's statements: whatever the planner likes, but no jit, which never pays for them, and no table read from end
+# to end or sorted whole: a plan made while the table was empty would go on to do that while it fills.
+CLIENT: Final = {"application_name": "stepwell", "jit": "off", "enable_seqscan": "off", "enable_bitmapscan": "off"}
 
 # A worker's statements are planned once and go through indexes only, by nested loops: the one good plan for each of
 # them, at any size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).

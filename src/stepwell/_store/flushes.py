@@ -85,7 +85,7 @@ async def _spawn(session: Session, landed: list[Commit], rows: dict[int, Committ
         return
     entries = [(commit, index, child) for commit in landed for index, child in enumerate(commit.children or ())]
     parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
-    started = await instances.start_children(session, [child for _, _, child in entries], parents)
+    started = await instances.start_keyed(session, [child for _, _, child in entries], parents)
     flushed.freed_queues += [row.queue for row in started if not row.later]
     flushed.has_later_children = any(row.later for row in started)
     counts = {commit.claim.id: 0 for commit in landed}

@@ -95,45 +95,18 @@ class Tick:
     next_due: float | None  # seconds
 
 
-async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
-    """Insert instances without keys."""
-    rows = await db.fetch("instances/start", *_columns(entries, _NO_PARENTS * len(entries)))
-    return [Started(*row) for row in rows]
+Parent = tuple[int | None, int | None, int | None]
+"""A parent's id, its round, and the child's index."""
+_NOBODY: Parent = (None, None, None)
 
 
-async def start_keyed(
-    db: Session, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
+async def start(
+    db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
 ) -> list[Started]:
-    """Insert instances of which some have keys; positions of duplicates are missing."""
+    """Insert instances, or children of the given parents; positions of duplicate keys are missing."""
+    of = parents or [_NOBODY] * len(entries)
     rows = await db.fetch(
-        "instances/start_keyed", *_columns(entries, parents or _NO_PARENTS * len(entries)),
-        [e.key for e in entries], [e.key_scope for e in entries],
-    )  # fmt: skip
-    started = [Started(*row) for row in rows]
-    keyed = [row.id for row in started if entries[row.position].key is not None]
-    buried = {row["id"] for row in await db.fetch("instances/find_buried", keyed)} if keyed else set()
-    if buried:
-        await db.fetch("instances/unstart", sorted(buried))
-    return [row for row in started if row.id not in buried]
-
-
-async def start_children(
-    db: Session, entries: Sequence[NewInstance], parents: Sequence[Parent]
-) -> list[Started]:
-    """Insert children of spawns; keyed ones that are duplicates are missing in the answer."""
-    if any(entry.key is not None for entry in entries):
-        await db.run("set local enable_hashjoin = on")  # start_keyed joins its batch with itself
-        return await start_keyed(db, entries, parents)
-    rows = await db.fetch("instances/start", *_columns(entries, parents))
-    return [Started(*row) for row in rows]
-
-
-Parent = tuple[int | None, int | None, int | None]  # the parent's id, its round, the child's index
-_NO_PARENTS: list[Parent] = [(None, None, None)]
-
-
-def _columns(entries: Sequence[NewInstance], parents: Sequence[Parent]) -> list[list[Any]]:
-    return [
+        "instances/start",
         [e.machine for e in entries],
         [e.version for e in entries],
         [e.step for e in entries],
@@ -142,12 +115,31 @@ def _columns(entries: Sequence[NewInstance], parents: Sequence[Parent]) -> list[
         [e.delay for e in entries],
         [e.at for e in entries],
         [e.tenant for e in entries],
+        [e.key for e in entries],
+        [e.key_scope for e in entries],
         [e.concurrency_key for e in entries],
         [e.state for e in entries],
-        [parent for parent, _, _ in parents],
-        [round_ for _, round_, _ in parents],
-        [index for _, _, index in parents],
-    ]
+        [parent for parent, _, _ in of],
+        [round_ for _, round_, _ in of],
+        [index for _, _, index in of],
+    )
+    return [Started(*row) for row in rows]
+
+
+async def start_keyed(
+    db: Session, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
+) -> list[Started]:
+    """Insert instances of which some have keys, in a transaction; positions of duplicates are missing.
+
+    A key whose last holder was pruned while we waited for its deletion has a tombstone that our statement did not
+    see: it is looked for once more, and such instances are taken back.
+    """
+    started = await start(db, entries, parents)
+    keyed = [row.id for row in started if entries[row.position].key is not None]
+    buried = {row["id"] for row in await db.fetch("instances/find_buried", keyed)} if keyed else set()
+    if buried:
+        await db.fetch("instances/unstart", sorted(buried))
+    return [row for row in started if row.id not in buried]
 
 
 async def find_occupants(db: Queryable, keys_: Sequence[tuple[str, str]]) -> dict[int, int]:

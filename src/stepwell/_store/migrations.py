@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+import asyncpg
+
 from stepwell._core.faults import Refusal
-from stepwell._store.database import Database
+from stepwell._store.database import Database, Queryable
 
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -51,18 +53,18 @@ def latest_version() -> int:
 async def current_version(db: Database) -> int:
     """The schema's version; 0 where nothing was migrated yet."""
     try:
-        rows = await db.fetch("schema/version")
-    except Refusal:  # no such table
+        return await _stamped(db)
+    except Refusal as error:
+        if not isinstance(error.__cause__, asyncpg.UndefinedTableError):
+            raise
         return 0
-    return int(rows[0]["version"]) if rows else 0
 
 
 async def apply(db: Database) -> list[Migration]:
     """Bring the schema up to date in one transaction; returns what was applied."""
     async with db.transaction() as session:
         await session.run(_PROLOGUE)
-        rows = await session.fetch("schema/version")
-        current = int(rows[0]["version"]) if rows else 0
+        current = await _stamped(session)
         missing = [m for m in migrations() if m.version > current]
         for migration in missing:
             await session.run(migration.sql)
@@ -79,6 +81,11 @@ def script(since: int) -> str:
     if missing:
         parts.append(_stamp(missing[-1].version))
     return "\n".join([*parts, "commit;"]) + "\n"
+
+
+async def _stamped(db: Queryable) -> int:
+    rows = await db.fetch("schema/version")
+    return int(rows[0]["version"]) if rows else 0
 
 
 def _stamp(version: int) -> str:

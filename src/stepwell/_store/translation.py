@@ -21,7 +21,8 @@ def translated() -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise _kind(error)(_describe(error)) from error
-    except (asyncpg.InterfaceError, OSError, TimeoutError, EOFError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError) as error:
+        # The driver's "internal" error is what a statement gets on a connection that the server has just ended.
         if isinstance(error, asyncpg.DataError):
             raise Refusal(_describe(error)) from error
         raise Outage(_describe(error)) from error

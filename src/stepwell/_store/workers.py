@@ -79,8 +79,9 @@ async def begin(
     return {row["id"]: row["state"] for row in rows}
 
 
-async def leave(db: Queryable, worker_ids: Sequence[int]) -> None:
-    await db.fetch("workers/leave", worker_ids)
+async def leave(db: Queryable, worker_ids: Sequence[int], *, by_itself: bool) -> None:
+    """End leases: a worker's own when it has drained, or those of the dead."""
+    await db.fetch("workers/leave", worker_ids, by_itself)
 
 
 async def neighbours(db: Queryable, place: Place, worker_id: int) -> list[Neighbour]:

@@ -61,7 +61,7 @@ create table stepwell.instances (
   constraint executing_has_worker check ((status = 'executing') = (worker_id is not null)),
   constraint finished_has_end check ((status in ('done', 'failed', 'cancelled')) = (finished_at is not null)),
   constraint awaiting_signal_has_names check (status <> 'awaiting_signal' or awaits is not null),
-  constraint key_has_scope check ((key is null) or key_scope in ('live', 'forever')),
+  constraint key_has_scope check ((key is null) = (key_scope is null) and key_scope in ('live', 'forever')),
   constraint children_not_negative check (children_pending >= 0)
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05);
@@ -136,6 +136,7 @@ create table stepwell.workers (
   started_at    timestamptz not null default pg_catalog.now(),
   beat_at       timestamptz not null default pg_catalog.now(),
   lease_until   timestamptz not null,
+  has_left      boolean not null default false,      -- drained and gone: what it left did not crash
   steady_since  timestamptz not null default pg_catalog.now(),  -- the lease is unbroken since
   begun_at      timestamptz not null default '-infinity',       -- claims up to here were begun …
   waiting       bigint[] not null default '{}',                 -- … but these

@@ -13,7 +13,7 @@ with ends as materialized (
       due_at = case when i.status = 'awaiting_children' and i.children_pending <= e.number
                     then stepwell.now() else i.due_at end
   from ends e
-  where i.id = e.parent_id and i.round = e.parent_round
+  where i.id = any (array[e.parent_id]) and i.round = e.parent_round
   returning i.id, i.queue, i.status, i.hold, i.children_pending
 )
 select id, queue

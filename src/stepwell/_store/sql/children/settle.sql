@@ -10,7 +10,7 @@ with counts as materialized (
       status = case when c.number = 0 then 'runnable' else i.status end,
       due_at = case when c.number = 0 then stepwell.now() else i.due_at end
   from counts c
-  where i.id = c.id
+  where i.id = any (array[c.id])
   returning i.id, i.queue, i.status
 )
 select id, queue

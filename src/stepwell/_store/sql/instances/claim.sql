@@ -2,7 +2,8 @@
 -- Keeps: a row is claimed by one worker only (row lock, skip locked); one executing row per concurrency key
 --   (instances_concurrency_key: of two claims at once one fails whole, and is retried).
 -- Index: instances_claim, read in order until the limit; the busy key by one probe of instances_concurrency_key.
--- Locks: the rows of the window, no key update; by nobody waited for.
+-- Locks: the rows of the window, no key update; by nobody waited for. Keys enter instances_concurrency_key in their
+--   order, so that two claims of the same keys wait for one another in one direction only.
 -- Returns: every row of the window with its verdict: 'claimed'; 'busy' (its key is taken); 'foreign' (its machine
 --   and version are not in $4); 'missed' (somebody changed it between snapshot and lock, so its ctid is not the
 --   snapshot's: claim it the next time). Rows not claimed are unchanged. Versions in $5, which other workers run,
@@ -35,6 +36,7 @@ with candidates as materialized (
     where e.concurrency_key = c.concurrency_key and e.status = 'executing'
     limit 1
   ) holder on c.concurrency_key is not null
+  order by c.concurrency_key
 ), claimed as (
   update stepwell.instances i
   set status = 'executing', worker_id = $1, claimed_at = pg_catalog.now(), fence = i.fence + 1,

@@ -1,7 +1,8 @@
 -- Commit a batch of outcomes, each only if its row is still the claim's: same worker, same fence, executing.
 -- Keeps: a late worker's outcome changes nothing; side rows are written only for rows that committed.
--- Index: the primary key, driven from the ids (|| '' hides the status from the planner: through an index over
---   executing rows a commit would read a dead entry for everything done since the last vacuum).
+-- Index: the primary key, driven from the ids. || '' hides the status from the planner: through an index over
+--   executing rows a commit would read a dead entry for everything done since the last vacuum. = any (array[…]) hides
+--   that it could be joined the other way round: planned on an empty table, it would be, and stay so while it fills.
 -- Locks: the rows, no key update, skip locked: what a foreign transaction holds leaves the batch (it is missing in
 --   the answer, and the flusher tries it again), so that no flush waits for a transaction that is not the engine's.
 -- Returns: the committed rows: the queue to wake, whether a client waits, whether there may be an inbox to look at,
@@ -17,7 +18,7 @@ with outcomes as materialized (
             stores, state, result, error, keeps_awaits, awaits, timeout, spawns)
 ), mine as materialized (
   select o.*, i.joined as was_joined
-  from outcomes o join stepwell.instances i on i.id = o.id
+  from outcomes o join stepwell.instances i on i.id = any (array[o.id])
   where i.worker_id = o.worker_id and i.fence = o.fence and i.status || '' = 'executing'
   for no key update of i skip locked
 ), committed as (
@@ -48,7 +49,7 @@ with outcomes as materialized (
       updated_at = stepwell.now(),
       finished_at = case when m.status in ('done', 'failed', 'cancelled') then stepwell.now() end
   from mine m
-  where i.id = m.id
+  where i.id = any (array[m.id])
   returning i.id, i.status, i.queue, i.hold, i.watched, i.has_inbox, i.round,
             case when i.joined and not m.was_joined then i.parent_id end as joins, i.parent_round,
             m.stores, m.state, m.result, m.error
@@ -56,7 +57,7 @@ with outcomes as materialized (
   update stepwell.instance_data d
   set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = c.error::jsonb
   from committed c
-  where d.id = c.id and c.stores
+  where d.id = any (array[c.id]) and c.stores
 )
 select id, status, queue, hold, watched, has_inbox, round, joins, parent_round
 from committed

@@ -3,5 +3,4 @@
 select i.id, i.concurrency_key, i.parent_id
 from stepwell.instances i
 where i.status = 'executing' and i.worker_id = any ($1::bigint[])
-order by i.id
 limit 1000

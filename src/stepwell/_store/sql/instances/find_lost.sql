@@ -1,15 +1,16 @@
 -- Find executing rows whose worker has no live lease: an anti-join, whoever buried the worker, and whenever.
 -- Keeps: the finder's own lease ($1) must have held, unbroken, for one lease ($2): after an outage, when every lease
 --   has run out at once, nobody is buried before all had the time to beat.
--- Index: instances_executing. Locks: none (reap.sql locks and checks again).
+-- Index: instances_executing; the lease by one probe per row (offset 0: never joined).
+-- Locks: none (reap.sql locks and checks again).
 -- Returns: up to 1,000 rows: id, concurrency key and parent.
 select i.id, i.concurrency_key, i.parent_id
 from stepwell.instances i
 where i.status = 'executing'
   and not exists (select from stepwell.workers w
-                  where w.id = i.worker_id and w.lease_until > pg_catalog.now())
+                  where w.id = i.worker_id and w.lease_until > pg_catalog.now()
+                  offset 0)
   and exists (select from stepwell.workers me
               where me.id = $1 and me.lease_until > pg_catalog.now()
                 and me.steady_since <= pg_catalog.now() - $2::interval)
-order by i.id
 limit 1000

@@ -1,6 +1,7 @@
 -- Take rows that no live worker can run out of the claim's way, with the reason, until one registers their version.
 -- Keeps: only rows still runnable and unheld whose machine and version no live worker registers.
--- Index: the primary key (|| '': no other). Locks: the rows, skip locked. Returns: ids that were held.
+-- Index: the primary key, driven from the ids (|| '' and any (array[…]): see commit.sql).
+-- Locks: the rows, skip locked. Returns: ids that were held.
 with stranded as materialized (
   select i.id
   from stepwell.instances i
@@ -14,5 +15,5 @@ update stepwell.instances i
 set hold = 'version',
     hold_reason = format('no live worker registers %s version %s', i.machine, i.version)
 from stranded s
-where i.id = s.id
+where i.id = any (array[s.id])
 returning i.id

@@ -1,19 +1,31 @@
 -- List instances, newest first, below the cursor $1 (null: from the newest).
--- Index: the primary key, backwards. Locks: none. A null filter filters nothing.
-select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
-       i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
-       i.children_pending, i.created_at, i.updated_at, i.finished_at,
-       d.state::text as state, d.result::text as result, d.error::text as error
-from stepwell.instances i join stepwell.instance_data d on d.id = i.id
-where ($1::bigint is null or i.id < $1)
-  and ($2::text[] is null or i.status = any ($2))
-  and ($3::text is null or i.machine = $3)
-  and ($4::integer is null or i.version = $4)
-  and ($5::text is null or i.step = $5)
-  and ($6::text is null or i.queue = $6)
-  and ($7::text is null or i.tenant = $7)
-  and ($8::text is null or i.key = $8)
-  and ($9::timestamptz is null or i.created_at >= $9)
-  and ($10::timestamptz is null or i.created_at < $10)
-order by i.id desc
-limit $11
+-- Index: the primary key, backwards from the cursor; the wide rows only for the page, by their primary key (joined
+--   without the lateral limit, they are merged from the newest down to the cursor). Locks: none.
+-- A null filter filters nothing.
+with page as materialized (
+  select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
+         i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
+         i.children_pending, i.created_at, i.updated_at, i.finished_at
+  from stepwell.instances i
+  where i.id < coalesce($1::bigint, 9223372036854775807)
+    and ($2::text[] is null or i.status = any ($2))
+    and ($3::text is null or i.machine = $3)
+    and ($4::integer is null or i.version = $4)
+    and ($5::text is null or i.step = $5)
+    and ($6::text is null or i.queue = $6)
+    and ($7::text is null or i.tenant = $7)
+    and ($8::text is null or i.key = $8)
+    and ($9::timestamptz is null or i.created_at >= $9)
+    and ($10::timestamptz is null or i.created_at < $10)
+  order by i.id desc
+  limit $11
+)
+select p.*, d.state, d.result, d.error
+from page p
+cross join lateral (
+  select d.state::text as state, d.result::text as result, d.error::text as error
+  from stepwell.instance_data d
+  where d.id = p.id
+  limit 1
+) d
+order by p.id desc

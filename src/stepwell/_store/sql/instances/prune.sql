@@ -13,7 +13,8 @@ with machines as materialized (
     where i.machine = m.name and i.status in ('done', 'failed', 'cancelled')
       and i.finished_at < stepwell.now() - m.retention
       and not exists (select from stepwell.instances p
-                      where p.id = i.parent_id and p.status not in ('done', 'failed', 'cancelled'))
+                      where p.id = i.parent_id and p.status not in ('done', 'failed', 'cancelled')
+                      offset 0)
     order by i.finished_at, i.id
     limit 1000
     for no key update of i skip locked
@@ -25,11 +26,11 @@ with machines as materialized (
   where o.key_scope = 'forever'
   on conflict (tenant, key) do nothing
 ), emptied as (
-  delete from stepwell.signals s using old o where s.instance_id = o.id
+  delete from stepwell.signals s using old o where s.instance_id = any (array[o.id])
 ), stripped as (
-  delete from stepwell.instance_data d using old o where d.id = o.id
+  delete from stepwell.instance_data d using old o where d.id = any (array[o.id])
 ), gone as (
-  delete from stepwell.instances i using old o where i.id = o.id
+  delete from stepwell.instances i using old o where i.id = any (array[o.id])
   returning i.machine
 ), counted as (
   select g.machine, count(*)::integer as number

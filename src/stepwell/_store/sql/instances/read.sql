@@ -1,7 +1,7 @@
--- Read instances whole. Index: the primary key. Locks: none.
+-- Read instances whole. Index: the primary keys (any (array[…]): see commit.sql). Locks: none.
 select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
        i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
        i.children_pending, i.created_at, i.updated_at, i.finished_at,
        d.state::text as state, d.result::text as result, d.error::text as error
-from stepwell.instances i join stepwell.instance_data d on d.id = i.id
+from stepwell.instances i join stepwell.instance_data d on d.id = any (array[i.id])
 where i.id = any ($1::bigint[])

@@ -1,6 +1,7 @@
 -- Give back claims whose step has not begun: same attempt, same due time.
--- Keeps: only rows that still carry the worker's id. Index: the primary key (|| '': no other). Locks: the rows, skip locked
---   (what a foreign transaction holds stays, and is the reaper's).
+-- Keeps: only rows that still carry the worker's id.
+-- Index: the primary key, driven from the ids (|| '' and any (array[…]): see commit.sql).
+-- Locks: the rows, skip locked (what a foreign transaction holds stays, and is the reaper's).
 -- Returns: id and queue of what was given back.
 with mine as materialized (
   select i.id
@@ -11,5 +12,5 @@ with mine as materialized (
 update stepwell.instances i
 set status = 'runnable', worker_id = null, claimed_at = null, updated_at = stepwell.now()
 from mine
-where i.id = mine.id
+where i.id = any (array[mine.id])
 returning i.id, i.queue, i.watched

@@ -1,7 +1,8 @@
--- Let rows whose time has come into the claim's index, wake parked ones whose deadline has passed; tell which queues
--- have work, and when to look again.
+-- Let rows whose time has come into the claim's index, and wake parked ones whose deadline has passed; tell which
+-- queues have work, and when to look again.
 -- Keeps: a row is due once; a deadline is a wake, not a failure: awaits and attempt stay; a locked row is left for the
---   next look. Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1.
+--   next look.
+-- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined).
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
 -- Returns: one row: how many came due, their queues, the queues of $1 with work, seconds to the next due time.
 with due as materialized (
@@ -15,12 +16,12 @@ with due as materialized (
   update stepwell.instances i
   set hold = null
   from due
-  where i.id = due.id
+  where i.id = any (array[due.id])
   returning i.queue
 ), expired as materialized (
   select i.id
   from stepwell.instances i
-  where i.deadline <= stepwell.now() and i.status = 'awaiting_signal'
+  where i.deadline <= stepwell.now() and i.status || '' = 'awaiting_signal'
   order by i.deadline
   limit 1000
   for no key update skip locked
@@ -28,19 +29,20 @@ with due as materialized (
   update stepwell.instances i
   set status = 'runnable', deadline = null, due_at = stepwell.now(), updated_at = stepwell.now()
   from expired e
-  where i.id = e.id
+  where i.id = any (array[e.id])
   returning i.queue
 ), ripe as (
   select queue from freed
   union all
   select queue from woken
 )
-select (select greatest((select count(*) from freed), (select count(*) from woken)))::integer as freed,
+select greatest((select count(*) from freed), (select count(*) from woken))::integer as freed,
        array(select distinct queue from ripe) as freed_queues,
        array(select q.name
              from unnest($1::text[]) as q(name)
              where exists (select from stepwell.instances i
-                           where i.queue = q.name and i.status = 'runnable' and i.hold is null)) as ready,
+                           where i.queue = q.name and i.status = 'runnable' and i.hold is null
+                           offset 0)) as ready,
        extract(epoch from least((select min(i.due_at)
                                  from stepwell.instances i
                                  where i.status = 'runnable' and i.hold = 'due' and i.due_at > stepwell.now()),

@@ -1,22 +1,50 @@
 -- Let rows back into the claim's index whose version is registered by a live worker after all, or is in $1, or whose
 -- machine is in $3 (it can bring older versions forward). $2 also frees what did not fit its code: a starting worker
 -- may bring code that it fits.
--- Index: instances_unrunnable. Locks: up to 1,000 rows, skip locked. Returns: the queue of each freed row.
-with runnable as materialized (
-  select i.id
-  from stepwell.instances i
-  where i.status = 'runnable' and i.hold in ('version', 'unfit')
-    and (i.hold = 'version' or $2::boolean)
-    and ((i.machine || '@' || i.version) = any ($1::text[])
-         or i.machine = any ($3::text[])
-         or i.hold = 'version' and exists (select from stepwell.workers w
+-- Index: instances_unrunnable, one step per distinct version that is held, and then only the rows that go: a large
+--   backlog that nobody can run is not read again and again. Locks: up to 1,000 rows, skip locked.
+-- Returns: the queue of each freed row.
+with recursive held(hold, machine, version) as (
+  (select i.hold, i.machine, i.version
+   from stepwell.instances i
+   where i.status = 'runnable' and i.hold in ('version', 'unfit')
+   order by i.hold, i.machine, i.version
+   limit 1)
+  union all
+  select n.hold, n.machine, n.version
+  from held h
+  cross join lateral (
+    select i.hold, i.machine, i.version
+    from stepwell.instances i
+    where i.status = 'runnable' and i.hold in ('version', 'unfit')
+      and (i.hold, i.machine, i.version) > (h.hold, h.machine, h.version)
+    order by i.hold, i.machine, i.version
+    limit 1
+  ) n
+), served as materialized (
+  select h.hold, h.machine, h.version
+  from held h
+  where (h.hold = 'version' or $2::boolean)
+    and ((h.machine || '@' || h.version) = any ($1::text[])
+         or h.machine = any ($3::text[])
+         or h.hold = 'version' and exists (select from stepwell.workers w
                                            where w.lease_until > pg_catalog.now()
-                                             and w.machines @> array[i.machine || '@' || i.version]))
+                                             and w.machines @> array[h.machine || '@' || h.version]))
+), runnable as materialized (
+  select n.id
+  from served s
+  cross join lateral (
+    select i.id
+    from stepwell.instances i
+    where i.hold = s.hold and i.machine = s.machine and i.version = s.version
+      and i.status = 'runnable' and i.hold in ('version', 'unfit')
+    limit 1000
+    for no key update skip locked
+  ) n
   limit 1000
-  for no key update of i skip locked
 )
 update stepwell.instances i
 set hold = null, hold_reason = null
 from runnable r
-where i.id = r.id
+where i.id = any (array[r.id])
 returning i.queue

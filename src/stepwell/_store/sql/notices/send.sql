@@ -1,4 +1,5 @@
 -- Send notices, in a transaction of their own after the engine's commit. A hint only: no wait for the disk.
+-- Locks: none but the server's own queue of notices, at the commit.
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 )

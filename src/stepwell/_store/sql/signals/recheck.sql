@@ -9,8 +9,9 @@ with parked as materialized (
 update stepwell.instances i
 set status = 'runnable', due_at = stepwell.now(), deadline = null
 from parked p
-where i.id = p.id and i.status || '' = 'awaiting_signal'
+where i.id = any (array[p.id]) and i.status || '' = 'awaiting_signal'
   and exists (select from stepwell.signals s
               where s.instance_id = i.id and not s.consumed and s.name = any (i.awaits)
-                and not s.id = any (p.handed))
+                and not s.id = any (p.handed)
+              offset 0)
 returning i.id, i.queue

@@ -1,6 +1,6 @@
 -- Renew one worker's lease, and tell what it carries in the database.
 -- Keeps: steady_since moves when the lease had run out (see instances/find_lost.sql). A buried worker gets no row.
--- Index: the primary key; instances_executing. Locks: the worker's row.
+-- Index: the primary key; instances_executing, once. Locks: the worker's row.
 -- Returns: one row, or none if the worker is no longer known: ids it carries, and those older than $4.
 with beaten as (
   update stepwell.workers w
@@ -11,9 +11,11 @@ with beaten as (
   where w.id = $1
   returning w.id
 )
-select array(select i.id from stepwell.instances i
-             where i.status = 'executing' and i.worker_id = $1) as carried,
-       array(select i.id from stepwell.instances i
-             where i.status = 'executing' and i.worker_id = $1
-               and i.claimed_at < pg_catalog.now() - $4::interval) as old
-from beaten
+select c.carried, c.old
+from beaten b
+cross join lateral (
+  select coalesce(array_agg(i.id), '{}') as carried,
+         coalesce(array_agg(i.id) filter (where i.claimed_at < pg_catalog.now() - $4::interval), '{}') as old
+  from stepwell.instances i
+  where i.status = 'executing' and i.worker_id = b.id
+) c

@@ -1,8 +1,9 @@
 -- Note that a worker's claims up to $2 have begun, but for those still waiting ($3), and read the states of $4.
 -- Keeps: the note is there before any of these steps runs, so that the reaper counts crashes of begun steps only.
 --   It need not survive a crash of the server (the claims it speaks of count as begun then): no wait for the disk.
--- Index: the primary keys. Locks: the worker's row. Returns: id and state; nothing if the worker is buried (a lease that ran out in an
---   outage is not buried yet, and its next beat renews it).
+-- Index: the primary keys. Locks: the worker's row.
+-- Returns: id and state; nothing if the worker is buried (a lease that ran out in an outage is not buried yet, and its
+--   next beat renews it).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 ), noted as (

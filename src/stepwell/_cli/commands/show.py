@@ -1,0 +1,123 @@
+"""`stepwell show`: everything about one instance."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from stepwell import Failure, Instance, Status
+from stepwell._cli.app import add_engine_flags, chosen_engine
+from stepwell._cli.exits import OK
+from stepwell._cli.output import Paint, brief, pretty, printable, record, to_json
+from stepwell.engine import Engine
+
+EXAMPLES = """\
+examples:
+  stepwell show 42
+  stepwell show --key order:42 --json | jq .state"""
+
+INDENT = "  "
+
+
+def configure(parser: ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("id", metavar="ID", type=int, nargs="?", help="the instance's id")
+    which.add_argument("--key", help="its key, instead of its id")
+    parser.add_argument("--tenant", help="whose key it is")
+    add_engine_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.epilog = EXAMPLES
+
+
+def run(args: Namespace) -> int:
+    return asyncio.run(_show(chosen_engine(args), args))
+
+
+async def _show(engine: Engine, args: Namespace) -> int:
+    async with engine:
+        instance = await engine.get(args.id if args.key is None else args.key, tenant=args.tenant)
+        now = datetime.now(UTC)
+        waits, runs_on = await _waits_for(engine, instance), await _runs_on(engine, instance, now)
+    if args.json:
+        print(to_json(record(instance)))
+    else:
+        for line in _lines(instance, _facts(instance, waits, runs_on, now), Paint.of(sys.stdout)):
+            print(line)
+    return OK
+
+
+async def _waits_for(engine: Engine, instance: Instance) -> str | None:
+    """Why nothing happens; where the row itself does not say, because no worker has room or none is there."""
+    if instance.waiting_for is not None or instance.status is not Status.RUNNABLE:
+        return instance.waiting_for
+    serving = [w.id for w in await engine.insights.workers() if w.alive and instance.queue in w.queues]
+    if serving:
+        return f"a free slot on queue {instance.queue!r}, served by worker {', '.join(map(str, serving))}"
+    return f"a worker: none serves queue {instance.queue!r}; run: stepwell worker APP --queue {instance.queue}=20"
+
+
+async def _runs_on(engine: Engine, instance: Instance, now: datetime) -> str | None:
+    """The worker that has it, and when that was last heard of: it may be dead, and its lease not yet over."""
+    if instance.worker_id is None:
+        return None
+    for worker in await engine.insights.workers():
+        if worker.id == instance.worker_id:
+            heard = f"last heard of {brief(now - worker.beat_at)} ago"
+            over = "" if worker.alive else "; its lease is over, another worker takes this instance soon"
+            return f"worker {worker.id}, process {worker.pid} on {worker.host}, {heard}{over}"
+    return f"worker {instance.worker_id}, which is gone; another worker takes this instance soon"
+
+
+def _lines(instance: Instance, facts: dict[str, str], paint: Paint) -> Iterator[str]:
+    name = paint(f"{printable(instance.machine)} #{instance.id}", "bold")
+    yield f"{name}  {paint.status(instance.status)}"
+    width = max(map(len, facts))
+    for label, value in facts.items():
+        yield f"{INDENT}{paint(label.ljust(width), 'dim')}  {printable(value)}"
+    yield from _block("state", pretty(instance.state), paint)
+    if instance.status is Status.DONE:
+        yield from _block("result", pretty(instance.result), paint)
+    if instance.error is not None:
+        label = "error" if instance.status.is_terminal else "error of the last attempt"
+        yield from _block(label, _error_text(instance.error), paint, "red")
+
+
+def _facts(instance: Instance, waits: str | None, runs_on: str | None, now: datetime) -> dict[str, str]:
+    """Label and value of what is worth a line; an empty value is not."""
+    crashes = f", {instance.crashes} crashes of its worker" if instance.crashes else ""
+    facts = {
+        "step": f"{instance.step}, attempt {instance.attempt}{crashes}",
+        "waits for": waits or "",
+        "runs on": runs_on or "",
+        "version": str(instance.version),
+        "queue": f"{instance.queue}, priority {instance.priority}",
+        "key": instance.key or "",
+        "tenant": instance.tenant,
+        "concurrency key": instance.concurrency_key or "",
+        "parent": f"#{instance.parent_id}" if instance.parent_id is not None else "",
+        "deadline": _moment(instance.deadline, now),
+        "created": _moment(instance.created_at, now),
+        "updated": _moment(instance.updated_at, now),
+        "finished": _moment(instance.finished_at, now),
+    }
+    return {label: value for label, value in facts.items() if value}
+
+
+def _moment(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return ""
+    distance = f"in {brief(at - now)}" if at > now else f"{brief(now - at)} ago"
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {distance}"
+
+
+def _error_text(error: Failure) -> str:
+    return printable(error.traceback or f"{error.type}: {error.message}").rstrip()
+
+
+def _block(label: str, text: str, paint: Paint, *styles: str) -> Iterator[str]:
+    yield f"{INDENT}{paint(label, 'dim')}"
+    for line in text.splitlines():
+        yield f"{INDENT * 2}{paint(line, *styles)}"

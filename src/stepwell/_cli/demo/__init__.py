@@ -1,0 +1,1 @@
+"""The demo: an order that survives kill -9, told as it happens."""

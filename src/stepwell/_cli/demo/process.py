@@ -1,0 +1,57 @@
+"""A worker of the demo: a process of its own, that can be killed for real."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
+
+APP = "stepwell._cli.demo.app:engine"
+
+
+class WorkerProcess:
+    """`stepwell worker` on the demo's app; its log goes to a file."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self._folder = folder
+        self._log = folder / f"worker-{name}.log"
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    async def start(self) -> bool:
+        """Start it; True once it says that it is ready, False if it ends instead."""
+        with self._log.open("wb") as log:
+            # A session of its own: Ctrl-C is for the demo, which then ends its workers.
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "stepwell", "worker", APP, "--queue", "default=4",
+                stdin=DEVNULL, stdout=PIPE, stderr=log, cwd=self._folder, start_new_session=True,
+            )  # fmt: skip
+        if self._process.stdout is None:
+            return False
+        return b" ready: " in await self._process.stdout.readline()
+
+    async def kill(self) -> None:
+        """kill -9, unless it has ended."""
+        if self._process is not None and not self.has_ended:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+    async def end(self) -> None:
+        """SIGTERM, and wait while it drains."""
+        if self._process is not None and not self.has_ended:
+            self._process.terminate()
+            await self._process.wait()

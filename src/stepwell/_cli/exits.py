@@ -1,0 +1,36 @@
+"""The exit codes that scripts can trust, and which error ends with which."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepwell.errors import (
+    DefinitionError,
+    InstanceCancelled,
+    InstanceFailed,
+    InvalidInput,
+    NotFound,
+    SettingError,
+    StepwellError,
+)
+
+OK: Final = 0
+NOT_SO: Final = 1  # what was asked for does not hold: not found, failed, outdated
+USAGE: Final = 2
+DATABASE: Final = 3  # the database could not be reached, or is not what the engine needs
+SIGNALLED: Final = 128  # plus the signal's number, as shells have it
+
+
+class UsageError(StepwellError):
+    """The command line asks for something that can not be."""
+
+
+def exit_code(error: StepwellError) -> int:
+    """The code an error ends with. What is neither a miss nor the caller's mistake came from the database."""
+    match error:
+        case NotFound() | InstanceFailed() | InstanceCancelled():
+            return NOT_SO
+        case UsageError() | InvalidInput() | SettingError() | DefinitionError():
+            return USAGE
+        case _:
+            return DATABASE

@@ -1,0 +1,81 @@
+"""The command line: finds the command, runs it, and turns its errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from traceback import print_exception
+
+from stepwell._cli.exits import OK, SIGNALLED, exit_code
+from stepwell.errors import StepwellError
+
+COMMANDS = {
+    "demo": "watch an order survive kill -9, on a Postgres of its own, in seconds",
+    "migrate": "bring the schema up to date, check it, or print its SQL",
+    "worker": "run instances until SIGTERM",
+    "start": "start an instance, and wait for its end if you like",
+    "ls": "list instances, newest first",
+    "show": "everything about one instance",
+}
+EXIT_CODES = """\
+exit codes:
+  0  done
+  1  what was asked for does not hold: not found, the instance failed, the schema is outdated
+  2  the command line is wrong
+  3  the database could not be reached, or is not what Stepwell needs"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser(next((word for word in given if not word.startswith("-")), None))
+    args = parser.parse_args(given)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what the locale can not show
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough. The interpreter flushes once more at its end: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SIGNALLED + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return SIGNALLED + signal.SIGINT
+    except StepwellError as error:
+        if args.verbose:
+            print_exception(error)
+        print(f"stepwell: {error}", file=sys.stderr)
+        return exit_code(error)
+    return code
+
+
+def _build_parser(verb: str | None) -> ArgumentParser:
+    """The parser of all commands, of which only the called one is imported."""
+    parser = ArgumentParser(
+        prog="stepwell", description="Durable execution on Postgres.", epilog=EXIT_CODES,
+        formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"stepwell {version('stepwell')}")
+    parser.set_defaults(run=lambda _: _show_help(parser), verbose=False)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for name, summary in COMMANDS.items():
+        added = commands.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
+        )  # fmt: skip
+        if name == verb:
+            command = import_module(f"stepwell._cli.commands.{name}")
+            command.configure(added)
+            added.add_argument("--verbose", action="store_true", help="show tracebacks, and more of the log")
+            added.set_defaults(run=command.run)
+    return parser
+
+
+def _show_help(parser: ArgumentParser) -> int:
+    parser.print_help()
+    return OK

@@ -1,0 +1,107 @@
+"""`stepwell demo`: a newcomer's first minute, and nothing left of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepwell import embedded
+from tests.cli.processes import running, stepwell
+
+pytestmark = pytest.mark.skipif(not embedded.installed(), reason="the demo needs the embedded Postgres")
+
+STORY = (
+    "reserve begins", "reserve is committed", "charge begins", "worker A dies", "charge begins again (attempt 1)",
+    "charge is committed", "ship is committed: done", "Next: docs/tutorial.md", "make test",
+)  # fmt: skip
+
+
+class Place:
+    """A home for clusters and temporary files, that only the demo of one test uses."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.env = {"STEPWELL_DATA_HOME": str(path), "TMPDIR": str(path)}
+
+    def leftovers(self) -> list[str]:
+        """Folders and processes of a demo; the copy of Postgres' programs is meant to stay."""
+        folders = [entry.name for entry in self.path.iterdir() if not entry.name.startswith("programs-")]
+        return folders + [str(pid) for pid in _pids() if self._concerns(pid)]
+
+    def _concerns(self, pid: int) -> bool:
+        """Whether a process runs here: postgres has the folder in its arguments, a worker in its environment."""
+        try:
+            said = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        return os.fsencode(self.path) in said
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Not tmp_path: for root the server runs as `nobody`, who can not enter pytest's folders.
+    path = Path(tempfile.mkdtemp(prefix="stepwell-cli-"))
+    path.chmod(0o755)
+    yield Place(path)
+    shutil.rmtree(path)
+
+
+async def test_the_demo_tells_in_plain_text_how_an_order_survives_and_leaves_nothing_behind(place: Place) -> None:
+    demo = await stepwell("demo", **place.env)
+
+    assert (demo.code, demo.err) == (0, "")
+    assert "\x1b" not in demo.out
+    assert [line for line in STORY if line not in demo.out] == []
+    assert sorted(STORY, key=demo.out.index) == list(STORY)
+    assert place.leftovers() == []
+
+
+async def test_with_json_the_demo_gives_the_facts_whatever_settings_the_environment_has(place: Place) -> None:
+    demo = await stepwell("demo", "--json", **place.env, STEPWELL_LEASE="nonsense", STEPWELL_DATABASE_URL="nowhere")
+
+    facts = demo.json
+    runs = [(run["step"], run["attempt"], run["worker"], run["fate"]) for run in facts["runs"]]
+    assert (demo.code, facts["ok"], facts["instance"]["status"]) == (0, True, "done")
+    assert runs == [
+        ("reserve", 0, "A", "committed"),
+        ("charge", 0, "A", "killed"),
+        ("charge", 1, "B", "committed"),
+        ("ship", 0, "B", "committed"),
+    ]
+    assert facts["runs"][1]["pid"] == facts["killed"]["pid"] != facts["runs"][2]["pid"]
+
+
+@pytest.mark.parametrize("moment", ["Starting a Postgres", "charge begins again"])
+async def test_an_interrupted_demo_leaves_nothing_behind(place: Place, moment: str) -> None:
+    async with running("demo", **place.env) as demo:
+        while moment not in await demo.line():
+            pass
+        demo.send(signal.SIGINT)
+        ended = await demo.ended()
+
+    assert ended.code == 128 + signal.SIGINT
+    assert ended.err == "stepwell: interrupted; everything is cleared away\n"
+    assert place.leftovers() == []
+
+
+async def test_a_demo_that_fails_exits_with_1_and_shows_the_log_of_the_worker(place: Place) -> None:
+    async with running("demo", **place.env) as demo:
+        while "is ready" not in (line := await demo.line()):
+            pass
+        os.kill(int(line.rsplit(maxsplit=1)[1]), signal.SIGKILL)
+        ended = await demo.ended()
+
+    assert ended.code == 1
+    assert "started with queues" in ended.err
+    assert "the demo failed: worker A ended by itself" in ended.err
+    assert place.leftovers() == []

@@ -1,0 +1,109 @@
+"""Mistakes at the command line: one line on stderr that says what to do, and a code that scripts can trust."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stepwell._cli.main import COMMANDS, main
+from tests.cli.processes import APP, stepwell
+from tests.conftest import MakeHarness
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.mark.parametrize(
+    ("app", "problem"),
+    [
+        ("engine", "'engine' is not of the form module:attribute, for example app:engine"),
+        ("tests.cli.ap:engine", "there is no module 'tests.cli.ap'"),
+        ("tests.cli.app:engin", "tests.cli.app has no 'engin'; did you mean 'engine'?"),
+        ("tests.cli.app:Gate", "tests.cli.app:Gate is the class Gate, not a stepwell.Engine"),
+    ],
+)
+async def test_an_app_that_can_not_be_loaded_is_explained_in_one_line(app: str, problem: str) -> None:
+    refused = await stepwell("worker", app, url=NOWHERE)
+
+    assert refused.code == 2
+    assert refused.err.startswith(f"stepwell: {problem}")
+    assert refused.err.count("\n") == 1
+
+
+async def test_an_app_that_raises_when_imported_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("import json\n\njson.loads('{')\n")
+    (tmp_path / "shed.py").write_text("import no_such_thing\n")
+
+    raises = await stepwell("worker", "shop:engine", cwd=str(tmp_path))
+    lacks = await stepwell("worker", "shed:engine", cwd=str(tmp_path))
+
+    assert raises.code == lacks.code == 2
+    assert "importing 'shop' failed: JSONDecodeError" in raises.err
+    assert "shop.py:3" in raises.err
+    assert lacks.err == "stepwell: importing 'shed' failed: No module named 'no_such_thing'\n"
+
+
+WRONG = {
+    ("start", APP, "greeet"): "did you mean 'greet'?",
+    ("start", APP, "greet", "{"): "STATE_JSON is not JSON",
+    ("start", APP, "greet", '{"nam": 1}'): "nam",
+    ("start", APP, "greet", "--at", "2026-01-31"): "has no offset",
+    ("start", APP, "greet", "--delay", "soon"): "'soon' is not a number of seconds",
+    ("worker", APP, "--queue", "default"): "not of the form name=slots",
+    ("worker", APP, "--heartbeat", "50"): "longer than a third of the lease",
+    ("ls", "--limit", "0"): "limit: 0 is out of range",
+    ("ls", "--status", "asleep"): "asleep",
+    ("show",): "required",
+    ("shw",): "shw",
+}
+
+
+async def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(make_harness: MakeHarness) -> None:
+    h = await make_harness()
+
+    refused = await asyncio.gather(*(stepwell(*args, url=h.url) for args in WRONG))
+
+    for (args, problem), ended in zip(WRONG.items(), refused, strict=True):
+        assert (args, ended.code, ended.out) == (args, 2, "")
+        assert problem in ended.err
+        assert "Traceback" not in ended.err
+
+
+async def test_a_database_that_can_not_be_used_exits_with_3(make_harness: MakeHarness) -> None:
+    h = await make_harness()
+    await h.sql("drop schema stepwell cascade")
+
+    unreachable = await stepwell("ls", url=NOWHERE)
+    no_url = await stepwell("ls", "--database-url", "localhost")
+    unmigrated = await stepwell("start", APP, "greet", url=h.url)
+
+    assert unreachable.code == no_url.code == unmigrated.code == 3
+    assert unreachable.err.startswith("stepwell: no Postgres answers at postgresql://nobody@127.0.0.1:1/nothing")
+    assert no_url.err.startswith("stepwell: database URL")
+    assert unmigrated.err.endswith("run: stepwell migrate\n")
+    assert "Traceback" not in unreachable.err + no_url.err + unmigrated.err
+
+
+async def test_verbose_shows_the_traceback() -> None:
+    verbose = await stepwell("ls", "--verbose", url=NOWHERE)
+
+    assert verbose.code == 3
+    assert "Traceback" in verbose.err
+
+
+async def test_without_a_command_the_help_is_shown() -> None:
+    asked, bare, version = await asyncio.gather(stepwell("--help"), stepwell(), stepwell("--version"))
+
+    assert asked.code == bare.code == version.code == 0
+    assert asked.out == bare.out
+    assert version.out.startswith("stepwell ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_shows_two_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.partition("examples:")[2].count(f"stepwell {command}") >= 2

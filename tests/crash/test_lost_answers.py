@@ -1,0 +1,118 @@
+"""A real proxy between engine and Postgres loses requests and answers: no step is lost, and none runs twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Context, Done, Engine, Machine, Next, step
+from stepwell._store.statements import statement
+from stepwell.testing import Harness, armed
+from tests.conftest import MakeHarness
+from tests.support.proxy import Mishap, Part, Proxy, proxy_to
+from tests.support.waiting import eventually
+
+CLAIM, COMMIT, BEGIN = statement("instances/claim"), statement("instances/commit"), statement("workers/begin")
+BEAT = timedelta(seconds=0.3)
+
+
+class Walk(Machine, initial="one"):
+    """Two steps that count their runs in the resources."""
+
+    @step
+    async def one(self, ctx: Context[Any]) -> Next:
+        ctx.resources[ctx.id, ctx.step, ctx.attempt] += 1
+        return Next(self.two)
+
+    @step
+    async def two(self, ctx: Context[Any]) -> Done:
+        ctx.resources[ctx.id, ctx.step, ctx.attempt] += 1
+        return Done("walked")
+
+
+@dataclass
+class Road:
+    """An engine that reaches its database through a proxy only, and what its steps counted."""
+
+    harness: Harness
+    proxy: Proxy
+    engine: Engine
+    runs: Counter[tuple[int, str, int]]
+
+    async def rows(self, *columns: str) -> set[tuple[Any, ...]]:
+        return {tuple(row) for row in await self.harness.sql(f"select {', '.join(columns)} from stepwell.instances")}
+
+
+@pytest.fixture
+async def road(make_harness: MakeHarness) -> AsyncIterator[Road]:
+    harness = await make_harness([Walk])
+    runs: Counter[tuple[int, str, int]] = Counter()
+    async with (
+        proxy_to(harness.url) as proxy,
+        Engine(proxy.url, machines=[Walk], resources=runs, heartbeat=BEAT, poll=BEAT, max_poll=BEAT) as engine,
+    ):
+        yield Road(harness, proxy, engine, runs)
+
+
+@pytest.mark.parametrize("lost", [CLAIM, BEGIN], ids=["claim", "begin"])
+async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_counts_no_crash(road: Road, lost: str) -> None:
+    walks = await road.engine.start_many([Walk] * 5)
+    with armed("claimer.before_claim", hold=True) as claiming:
+        async with road.engine.worker() as worker:
+            await claiming.reached()
+            loss = road.proxy.lose("answer", lost)
+            claiming.release()
+            await loss.happened.wait()
+
+            results = [await walk.result(timeout=20) for walk in walks]
+
+    assert results == ["walked"] * 5
+    assert worker.tally.strays == 5
+    assert road.runs == {(walk.id, name, 0): 1 for walk in walks for name in ("one", "two")}
+    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 5)}
+
+
+async def test_a_claim_that_never_reached_the_server_is_made_again(road: Road) -> None:
+    walk = await road.engine.start(Walk)
+    loss = road.proxy.lose("request", CLAIM)
+
+    async with road.engine.worker() as worker:
+        result = await walk.result(timeout=20)
+
+    assert loss.happened.is_set()
+    assert result == "walked"
+    assert worker.tally.strays == 0
+    assert road.runs == {(walk.id, name, 0): 1 for name in ("one", "two")}
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["of a step on the way", "of the last step"])
+@pytest.mark.parametrize("part", ["request", "answer"])
+@pytest.mark.parametrize("key", [None, "k"], ids=["alone", "with its key"])
+async def test_a_commit_that_is_lost_or_whose_answer_is_lost_is_neither_repeated_nor_dropped(
+    road: Road, key: str | None, part: Part, nth: int
+) -> None:
+    walk = await road.engine.start(Walk, concurrency_key=key)
+    commits = 0
+
+    def lose_the_nth(_: object) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == nth:
+            losses.append(road.proxy.lose(part, COMMIT, with_commit=key is not None))
+
+    losses: list[Mishap] = []
+    with armed("flusher.before_commit", fault=lose_the_nth):
+        async with road.engine.worker() as worker:
+            result = await walk.result(timeout=20)
+            await eventually(lambda: worker.tally.committed == 2)
+
+    assert [loss.happened.is_set() for loss in losses] == [True]
+    assert result == "walked"
+    assert road.runs == {(walk.id, name, 0): 1 for name in ("one", "two")}
+    assert (worker.tally.steps, worker.tally.stale, worker.tally.strays) == (2, 0, 0)
+    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 2 + 2)}

@@ -1,0 +1,43 @@
+"""What the pages show runs, and prints what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeHarness
+from tests.docs.pages import ROOT, blocks, pages
+from tests.docs.snippets import run_page
+
+MOST_NOT_RUN = 3
+
+
+def _with_python() -> list[Path]:
+    return [page for page in pages() if any(block.language == "python" for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", _with_python(), ids=lambda page: str(page.relative_to(ROOT)))
+async def test_every_python_block_runs_and_prints_what_the_page_says(
+    page: Path, make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    h = await make_harness()
+    monkeypatch.setenv("STEPWELL_DATABASE_URL", h.url)
+    monkeypatch.chdir(tmp_path)
+
+    await run_page(page, tmp_path)
+
+
+def test_few_python_blocks_are_not_run_and_each_says_why() -> None:
+    left_out = [f"{block.where}: {block.not_run}" for page in pages() for block in blocks(page) if block.not_run]
+
+    assert len(left_out) <= MOST_NOT_RUN, left_out
+
+
+def test_every_block_names_a_language_that_the_tests_know() -> None:
+    known = {"", "python", "text", "console", "sql", "markdown"}
+
+    unknown = [f"{block.where}: {block.language}" for page in pages() for block in blocks(page)
+               if block.language not in known]
+
+    assert unknown == []

@@ -1,0 +1,139 @@
+"""The hot statements with arguments of several sizes, and what their plans must look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from stepwell._store.database import CLIENT, WORKER
+from tests.store.backlog import HOT, LABELS, LIVE_WORKERS
+
+LEASE, BEAT = timedelta(seconds=60), timedelta(seconds=20)
+NOTHING = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows of the backlog that the arguments name."""
+
+    executing: list[tuple[int, int, int]]  # id, worker, fence
+    runnable: list[int]
+    carried: int  # rows that worker 1 carries
+
+    @property
+    def lost(self) -> list[int]:
+        return [id_ for id_, worker, _ in self.executing if worker > LIVE_WORKERS]
+
+
+Arguments = Callable[[Sample, int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A statement at some size: its indexes on `instances`, and how much it may touch per row and besides."""
+
+    name: str
+    arguments: Arguments
+    size: int = 1
+    indexes: frozenset[str] = frozenset({"instances_pkey"})
+    per_row: int = 10
+    besides: int = 30
+    session: str = "worker"
+    by_statistics: bool = False  # the planner is free to choose: which status is rare, only statistics can say
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return WORKER if self.session == "worker" else CLIENT
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.size} {self.session}"
+
+
+async def sample(connection: asyncpg.Connection) -> Sample:
+    executing = await connection.fetch(
+        "select id, worker_id, fence from stepwell.instances where status = 'executing' order by id"
+    )
+    runnable = await connection.fetch(
+        "select id from stepwell.instances where status = 'runnable' and hold is null order by id limit 1000"
+    )
+    carried = sum(row["worker_id"] == 1 for row in executing)
+    return Sample([tuple(row) for row in executing], [row["id"] for row in runnable], carried)
+
+
+def claim(_: Sample, size: int) -> tuple[Any, ...]:
+    return 1, "default", size, LABELS, []
+
+
+def commit(given: Sample, size: int) -> tuple[Any, ...]:
+    claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
+    size = len(claims)
+    none = [None] * size
+    return (
+        [c[0] for c in claims], [c[1] for c in claims], [c[2] for c in claims], ["runnable"] * size, ["pack"] * size,
+        [1] * size, [0] * size, [NOTHING] * size, none, none, [False] * size, none, none, none, [True] * size,
+        ['{"order": 1}'] * size, none, none,
+    )  # fmt: skip
+
+
+def start(_: Sample, size: int) -> tuple[Any, ...]:
+    none = [None] * size
+    return (
+        ["order"] * size, [1] * size, ["ship"] * size, ["default"] * size, [0] * size, none, none, [""] * size, none,
+        none, none, ['{"order": 1}'] * size,
+    )  # fmt: skip
+
+
+def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:
+    arguments = list(start(_, size))
+    arguments[8:10] = [f"new {n:06}" for n in range(size)], ["live"] * size
+    return tuple(arguments)
+
+
+def begin(given: Sample, size: int) -> tuple[Any, ...]:
+    return 1, datetime.now(UTC), [], [row[0] for row in given.executing[:size]]
+
+
+def release(given: Sample, _: int) -> tuple[Any, ...]:
+    return 1, [id_ for id_, worker, _ in given.executing if worker == 1]
+
+
+def listed(below: int | None = None, statuses: list[str] | None = None) -> tuple[Any, ...]:
+    return below, statuses, None, None, None, None, None, None, None, None, 51
+
+
+def _on(*names: str) -> frozenset[str]:
+    return frozenset(f"instances_{name}" for name in names)
+
+
+CASES = [
+    *(Case("instances/claim", claim, n, _on("claim", "concurrency_key"), 18, 40) for n in (1, 50, 500)),
+    *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
+    Case("instances/tick", lambda _, n: (["default", "mail", "none"],), 3, _on("due", "claim", "pkey")),
+    Case("workers/begin", begin, 50, frozenset(), 6),
+    Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),
+    Case("instances/find_lost", lambda _, n: (1, LEASE), 2000, _on("executing"), 4),
+    Case("instances/find_carried", lambda _, n: ([19, 20],), 200, _on("executing"), 3),
+    Case("instances/reap", lambda given, n: (given.lost, 10), 200, per_row=45),
+    Case("instances/release", release, 100, per_row=40),
+    Case("instances/verify", lambda given, n: (given.runnable[:n],), 100, per_row=5),
+    Case("instances/hold_foreign", lambda given, n: (given.runnable[:n],), 100, per_row=5),
+    Case("instances/unhold_version", lambda _, n: (LABELS, True, []), 1, _on("unrunnable", "pkey")),
+    Case("keys/hold", lambda given, n: (given.runnable[:n],), 100, _on("pkey", "concurrency_key"), 6),
+    Case("keys/free", lambda _, n: ([HOT, *(f"key {k}" for k in range(1, n))],), 50,
+         _on("behind_key", "concurrency_key", "pkey"), 7),
+    Case("keys/find_idle", lambda _, n: (), 1, _on("behind_key", "concurrency_key")),
+    Case("workers/forget", lambda _, n: (), 20, _on("executing"), 6),
+    *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),
+    Case("instances/start", start_keyed, 1000, frozenset(), 25, 40, "client"),
+    Case("instances/start", start, 1000, frozenset(), 16, 40),
+    *(Case("instances/read", lambda given, n: (given.runnable[:n],), n, session="client") for n in (1, 100)),
+    Case("instances/watch", lambda given, _: (given.runnable[7] if given.runnable else 8,), session="client"),
+    Case("instances/find_key", lambda _, n: ("", "order 100"), 1, _on("guard", "key"), session="client"),
+    Case("instances/list", lambda _, n: listed(), 51, per_row=6, session="client"),
+    Case("instances/list", lambda _, n: listed(35_000, ["failed"]), 51, per_row=40, session="client",
+         by_statistics=True),
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""Databases for the store's tests: empty, migrated, and one deep backlog for the whole session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import asyncpg
+import pytest
+
+from stepwell._store import clones
+from stepwell._store.database import WORKER, Database
+from stepwell.embedded import EmbeddedServer, data_home
+from stepwell.testing.harness import SERVER_SETTINGS
+from tests.store import backlog
+
+T = TypeVar("T")
+
+
+def in_own_loop(work: Coroutine[object, object, T]) -> T:
+    """Run a coroutine for a session's fixture, in a loop that no test shares."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """Some database of the server under test."""
+    given = os.environ.get("STEPWELL_TEST_DATABASE_URL")
+    if given:
+        yield given
+        return
+    server = EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS)
+    yield server.join()
+    server.leave()
+
+
+@pytest.fixture
+async def empty_url(server_url: str) -> AsyncIterator[str]:
+    """A database in which nothing was ever migrated."""
+    name = f"stepwell_test_{secrets.token_hex(6)}"
+    await clones.clone(server_url, "template0", name)
+    yield clones.sibling(server_url, name)
+    await clones.drop(server_url, name)
+
+
+@pytest.fixture
+async def url(server_url: str) -> AsyncIterator[str]:
+    """A migrated database without rows."""
+    name = f"stepwell_test_{secrets.token_hex(6)}"
+    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+    yield clones.sibling(server_url, name)
+    await clones.drop(server_url, name)
+
+
+@pytest.fixture
+async def connection(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A plain connection to the migrated database."""
+    opened = await asyncpg.connect(url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    """The migrated database as a worker sees it."""
+    opened = Database(url, session=WORKER)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Deep:
+    """The deep backlog: its URL, and how long it took to build."""
+
+    url: str
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def deep(server_url: str) -> Iterator[Deep]:
+    """The backlog of 702,000 rows, built once and only read or rolled back."""
+    name = f"stepwell_test_{secrets.token_hex(6)}"
+    url, seconds = in_own_loop(_build_deep(server_url, name))
+    yield Deep(url, seconds)
+    in_own_loop(clones.drop(server_url, name))
+
+
+async def _build_deep(server_url: str, name: str) -> tuple[str, float]:
+    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+    url = clones.sibling(server_url, name)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await backlog.build(url)
+    await backlog.analyze(url)
+    return url, clock() - began

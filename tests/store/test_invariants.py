@@ -1,0 +1,177 @@
+"""What the database itself refuses, whoever asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+STATUSES = {
+    "runnable": {},
+    "executing": {"worker_id": 1},
+    "awaiting_signal": {"awaits": ["paid"]},
+    "awaiting_children": {},
+    "awaiting_external": {},
+    "done": {"finished_at": "now"},
+    "failed": {"finished_at": "now"},
+    "cancelled": {"finished_at": "now"},
+}  # what a row of each status needs besides
+TERMINAL = ("done", "failed", "cancelled")
+
+
+async def insert(connection: asyncpg.Connection, **columns: Any) -> int:
+    """Insert a row that differs from a plain runnable one in the given columns."""
+    values = {"machine": "order", "version": 1, "step": "ship", "queue": "default", **columns}
+    moments = [name for name, value in values.items() if value == "now"]
+    given = [name for name in values if name not in moments]
+    now = ["due_at", "created_at", "updated_at", *moments]
+    sql = (
+        f"insert into stepwell.instances ({', '.join(given + now)}) "
+        f"values ({', '.join(f'${i + 1}' for i in range(len(given)))}, {', '.join(['now()'] * len(now))}) returning id"
+    )
+    return int(await connection.fetchval(sql, *(values[name] for name in given)))
+
+
+async def refused(connection: asyncpg.Connection, constraint: str, **columns: Any) -> None:
+    """Assert that this very constraint keeps the row out."""
+    with pytest.raises(asyncpg.IntegrityConstraintViolationError) as caught:
+        await insert(connection, **columns)
+    assert caught.value.constraint_name == constraint
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_a_row_of_each_status_is_taken(connection: asyncpg.Connection, status: str) -> None:
+    assert await insert(connection, status=status, **STATUSES[status])
+
+
+async def test_an_unknown_status_is_refused(connection: asyncpg.Connection) -> None:
+    await refused(connection, "status_known", status="sleeping")
+
+
+async def test_an_unknown_hold_is_refused(connection: asyncpg.Connection) -> None:
+    await refused(connection, "hold_known", hold="whim")
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status != "runnable"])
+async def test_only_a_runnable_row_is_held(connection: asyncpg.Connection, status: str) -> None:
+    await refused(connection, "only_runnable_is_held", status=status, hold="due", **STATUSES[status])
+
+
+async def test_an_executing_row_has_a_worker(connection: asyncpg.Connection) -> None:
+    await refused(connection, "executing_has_worker", status="executing")
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status != "executing"])
+async def test_no_other_row_has_a_worker(connection: asyncpg.Connection, status: str) -> None:
+    await refused(connection, "executing_has_worker", status=status, **{**STATUSES[status], "worker_id": 1})
+
+
+@pytest.mark.parametrize("status", TERMINAL)
+async def test_what_has_ended_has_an_end(connection: asyncpg.Connection, status: str) -> None:
+    await refused(connection, "finished_has_end", status=status)
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status not in TERMINAL])
+async def test_what_lives_has_no_end(connection: asyncpg.Connection, status: str) -> None:
+    await refused(connection, "finished_has_end", status=status, **{**STATUSES[status], "finished_at": "now"})
+
+
+async def test_who_waits_for_a_signal_names_it(connection: asyncpg.Connection) -> None:
+    await refused(connection, "awaiting_signal_has_names", status="awaiting_signal")
+
+
+@pytest.mark.parametrize("scope", [None, "sometimes"])
+async def test_a_key_has_a_known_scope(connection: asyncpg.Connection, scope: str | None) -> None:
+    await refused(connection, "key_has_scope", key="order 1", key_scope=scope)
+
+
+async def test_a_scope_has_a_key(connection: asyncpg.Connection) -> None:
+    await refused(connection, "key_has_scope", key_scope="live")
+
+
+async def test_children_are_never_fewer_than_none(connection: asyncpg.Connection) -> None:
+    await refused(connection, "children_not_negative", children_pending=-1)
+
+
+async def test_a_concurrency_key_executes_once(connection: asyncpg.Connection) -> None:
+    await insert(connection, status="executing", worker_id=1, concurrency_key="account 7")
+
+    await refused(
+        connection, "instances_concurrency_key", status="executing", worker_id=2, concurrency_key="account 7"
+    )
+
+
+async def test_a_concurrency_key_is_shared_by_those_who_wait(connection: asyncpg.Connection) -> None:
+    await insert(connection, status="executing", worker_id=1, concurrency_key="account 7")
+
+    assert await insert(connection, concurrency_key="account 7")
+    assert await insert(connection, concurrency_key="account 7", hold="key")
+
+
+@pytest.mark.parametrize("scope", ["live", "forever"])
+async def test_a_key_is_occupied_once_per_tenant(connection: asyncpg.Connection, scope: str) -> None:
+    await insert(connection, tenant="a", key="order 1", key_scope=scope)
+
+    await refused(connection, "instances_guard", tenant="a", key="order 1", key_scope="live")
+    assert await insert(connection, tenant="b", key="order 1", key_scope=scope)
+
+
+@pytest.mark.parametrize("status", TERMINAL)
+async def test_a_live_key_is_free_when_its_instance_has_ended(connection: asyncpg.Connection, status: str) -> None:
+    await insert(connection, key="order 1", key_scope="live", status=status, finished_at="now")
+
+    assert await insert(connection, key="order 1", key_scope="live")
+
+
+@pytest.mark.parametrize("status", TERMINAL)
+async def test_a_forever_key_is_never_free_again(connection: asyncpg.Connection, status: str) -> None:
+    await insert(connection, key="order 1", key_scope="forever", status=status, finished_at="now")
+
+    await refused(connection, "instances_guard", key="order 1", key_scope="live")
+
+
+async def test_an_id_names_one_instance_and_one_state(connection: asyncpg.Connection) -> None:
+    taken = await insert(connection)
+    await connection.execute("insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
+
+    with pytest.raises(asyncpg.UniqueViolationError, match="instances_pkey"):
+        await connection.execute("alter sequence stepwell.instances_id_seq restart")
+        await insert(connection)
+    with pytest.raises(asyncpg.UniqueViolationError, match="instance_data_pkey"):
+        await connection.execute("insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
+
+
+async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) -> None:
+    add = (
+        "insert into stepwell.machines (name, version, initial, queue, steps, active) "
+        "values ($1, $2, 's', 'q', '{s}', $3)"
+    )
+    await connection.execute(add, "order", 1, True)
+    await connection.execute(add, "order", 2, False)
+
+    with pytest.raises(asyncpg.UniqueViolationError, match="machines_active"):
+        await connection.execute(add, "order", 3, True)
+    with pytest.raises(asyncpg.UniqueViolationError, match="machines_pkey"):
+        await connection.execute(add, "order", 2, False)
+
+
+async def test_the_schema_has_one_version(connection: asyncpg.Connection) -> None:
+    with pytest.raises(asyncpg.UniqueViolationError, match="meta_pkey"):
+        await connection.execute("insert into stepwell.meta (version) values (2)")
+    with pytest.raises(asyncpg.CheckViolationError, match="meta_singleton_check"):
+        await connection.execute("insert into stepwell.meta (singleton, version) values (false, 2)")
+
+
+async def test_every_constraint_and_unique_index_has_its_test_here(connection: asyncpg.Connection) -> None:
+    rows = await connection.fetch(
+        "select conname as name from pg_constraint where connamespace = 'stepwell'::regnamespace and contype = 'c' "
+        "union select indexrelid::regclass::text from pg_index join pg_class on pg_class.oid = indrelid "
+        "where indisunique and relnamespace = 'stepwell'::regnamespace"
+    )
+    text = Path(__file__).read_text()
+
+    names = {row["name"].removeprefix("stepwell.") for row in rows} - {"workers_pkey"}
+
+    assert {name for name in names if f'"{name}"' not in text} == set()

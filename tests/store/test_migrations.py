@@ -1,0 +1,142 @@
+"""Migrations: numbered, applied whole or not at all, from as many hosts as like to, once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from stepwell._core.faults import Refusal
+from stepwell._store import clones
+from stepwell._store.database import Database
+from stepwell._store.migrations import apply, current_version, latest_version, migrations, script
+from tests.support.dump_schema import dump
+
+
+@pytest.fixture
+async def empty(empty_url: str) -> AsyncIterator[Database]:
+    database = Database(empty_url, most=8)
+    await database.open()
+    yield database
+    await database.close()
+
+
+async def dump_of(url: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        return await dump(connection)
+    finally:
+        await connection.close()
+
+
+async def tables(url: str) -> set[str]:
+    rows = await clones.query(url, "select tablename from pg_tables where schemaname = 'stepwell'")
+    return {row["tablename"] for row in rows}
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    assert [m.version for m in migrations()] == list(range(1, len(migrations()) + 1))
+    assert all(m.sql.startswith("--") for m in migrations()), "a migration says what it is for"
+
+
+async def test_an_empty_database_has_version_0(empty: Database) -> None:
+    assert await current_version(empty) == 0
+
+
+async def test_migrations_apply_from_nothing(empty: Database) -> None:
+    applied = await apply(empty)
+
+    assert applied == list(migrations())
+    assert await current_version(empty) == latest_version()
+
+
+async def test_a_second_time_nothing_is_applied(empty: Database, empty_url: str) -> None:
+    await apply(empty)
+    before = await dump_of(empty_url)
+
+    applied = await apply(empty)
+
+    assert applied == []
+    assert await dump_of(empty_url) == before
+
+
+async def test_eight_at_once_apply_it_once(empty: Database, empty_url: str, url: str) -> None:
+    applied = await asyncio.gather(*(apply(empty) for _ in range(8)))
+
+    assert sorted(map(len, applied)) == [0] * 7 + [len(migrations())]
+    assert await dump_of(empty_url) == await dump_of(url)
+
+
+async def test_the_script_run_by_hand_gives_the_same_schema(empty_url: str, url: str) -> None:
+    connection = await asyncpg.connect(empty_url)
+
+    await connection.execute(script(0))
+
+    assert await dump(connection) == await dump_of(url)
+    await connection.close()
+
+
+async def test_the_script_of_the_latest_version_changes_nothing(url: str, connection: asyncpg.Connection) -> None:
+    before = await dump_of(url)
+
+    await connection.execute(script(latest_version()))
+
+    assert await dump_of(url) == before
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(empty: Database, empty_url: str) -> None:
+    await clones.query(empty_url, "create schema stepwell")
+    await clones.query(empty_url, "create table stepwell.workers (mine integer)")  # made late in the first migration
+
+    with pytest.raises(Refusal, match='relation "workers" already exists'):
+        await apply(empty)
+
+    assert await tables(empty_url) == {"workers"}
+    assert await current_version(empty) == 0
+
+
+async def test_after_a_failure_it_applies_once_the_cause_is_gone(empty: Database, empty_url: str) -> None:
+    await clones.query(empty_url, "create schema stepwell")
+    await clones.query(empty_url, "create table stepwell.workers (mine integer)")
+    with pytest.raises(Refusal):
+        await apply(empty)
+
+    await clones.query(empty_url, "drop table stepwell.workers")
+
+    assert await apply(empty) == list(migrations())
+
+
+@pytest.fixture
+async def stranger(server_url: str, empty_url: str) -> AsyncIterator[str]:
+    """The URL of a role that may connect and nothing else, to the empty database."""
+    role = f"stranger_{secrets.token_hex(4)}"
+    await clones.query(server_url, f"create role {role} login")
+    connection = await asyncpg.connect(empty_url)
+    user = await connection.fetchval("select current_user")
+    await connection.close()
+    yield empty_url.replace(f"//{user}@", f"//{role}@")
+    await clones.query(server_url, f"drop role {role}")
+
+
+async def test_a_role_that_may_not_create_is_told_so(stranger: str) -> None:
+    database = Database(stranger)
+    await database.open()
+
+    with pytest.raises(Refusal, match="permission denied for database"):
+        await apply(database)
+
+    await database.close()
+
+
+async def test_a_role_that_may_not_look_is_told_so_instead_of_version_0(empty: Database, stranger: str) -> None:
+    await apply(empty)
+    database = Database(stranger)
+    await database.open()
+
+    with pytest.raises(Refusal, match="permission denied for schema stepwell"):
+        await current_version(database)
+
+    await database.close()

@@ -1,0 +1,112 @@
+"""Plans of the hot statements: the one good plan, on a deep and skewed backlog, whatever the statistics say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from stepwell._store.database import CLIENT, WORKER
+from tests.store import backlog
+from tests.store.cases import CASES, Case, Sample, sample
+from tests.store.conftest import Deep
+from tests.store.plans import Bench, Plan, benched
+
+SMALL = 70_200  # a tenth of the deep backlog: enough to tell an index from a scan
+TABLES = {"instances", "instance_data"}
+JOINS = {"Hash Join", "Merge Join"}
+STEADY = [case for case in CASES if not case.by_statistics]
+
+
+@pytest.fixture
+async def benches() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def look(url: str) -> Sample:
+    connection = await asyncpg.connect(url)
+    try:
+        return await sample(connection)
+    finally:
+        await connection.close()
+
+
+def check(case: Case, plan: Plan) -> None:
+    """The plan goes through its indexes, joins by nested loops, and touches a bounded number of pages per row."""
+    assert not plan.seq_scans() & TABLES
+    assert not plan.kinds() & JOINS
+    assert plan.indexes("instances") <= case.indexes
+    assert plan.buffers <= case.per_row * case.size + case.besides
+    assert plan.rows_handled() <= 40 * case.size + 100, "some loop in it is quadratic"
+
+
+def test_the_backlog_is_built_in_reasonable_time(deep: Deep) -> None:
+    print(f"the backlog took {deep.seconds:.1f} s")  # noqa: T201 - a figure for those who look
+
+    assert deep.seconds < 60, "about 10 s on an idle machine of two cores"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_a_statement_has_its_one_good_plan_on_a_deep_backlog(deep: Deep, case: Case) -> None:
+    arguments = case.arguments(await look(deep.url), case.size)
+
+    async with benched(deep.url, case.settings) as bench:
+        plan = await bench.explain(case.name, *arguments)
+
+    check(case, plan)
+    assert plan.indexes("instances") == case.indexes
+
+
+async def connect_both(url: str, benches: AsyncExitStack) -> dict[str, Bench]:
+    return {
+        "worker": await benches.enter_async_context(benched(url, WORKER)),
+        "client": await benches.enter_async_context(benched(url, CLIENT)),
+    }
+
+
+async def without_autovacuum(url: str) -> None:
+    """Nobody but the test takes statistics."""
+    connection = await asyncpg.connect(url)
+    for table in TABLES:
+        await connection.execute(f"alter table stepwell.{table} set (autovacuum_enabled = off)")
+    await connection.close()
+
+
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "never analyzed"])
+async def test_plans_made_on_an_empty_table_stay_good_while_it_fills(
+    url: str, benches: AsyncExitStack, *, analyzed: bool
+) -> None:
+    await without_autovacuum(url)
+    if analyzed:
+        await backlog.analyze(url)
+    by_session = await connect_both(url, benches)
+    for case in STEADY:
+        await by_session[case.session].warm_up(case.name, *case.arguments(Sample([], [], 0), case.size))
+
+    await backlog.build(url, SMALL)
+
+    given = await look(url)
+    for case in STEADY:
+        check(case, await by_session[case.session].explain(case.name, *case.arguments(given, case.size)))
+
+
+async def test_plans_made_with_statistics_of_a_full_table_are_good_when_it_is_empty(
+    url: str, benches: AsyncExitStack
+) -> None:
+    await without_autovacuum(url)
+    await backlog.build(url, SMALL)
+    await backlog.analyze(url)
+    given = await look(url)
+    connection = await asyncpg.connect(url)
+    for table in ("instances", "instance_data", "workers"):
+        await connection.execute(f"delete from stepwell.{table}")
+    await connection.execute("vacuum (truncate off) stepwell.instances, stepwell.instance_data")
+    await connection.close()
+
+    by_session = await connect_both(url, benches)
+
+    for case in STEADY:
+        check(case, await by_session[case.session].explain(case.name, *case.arguments(given, case.size)))

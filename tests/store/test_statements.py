@@ -1,0 +1,91 @@
+"""Every statement: one file, one duty, one caller, and Postgres takes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import stepwell._store
+from stepwell._store.database import CLIENT, WORKER
+from stepwell._store.statements import statement
+
+STORE = Path(stepwell._store.__file__).parent
+NAMES = sorted(str(path.relative_to(STORE / "sql").with_suffix("")) for path in (STORE / "sql").rglob("*.sql"))
+CALL = re.compile(r"""fetch\(\s*"([a-z]+/[a-z_]+)""" + '"')
+SESSIONS = {"client": CLIENT, "worker": WORKER}
+
+
+def callers() -> list[str]:
+    """The statement of each call in the store's modules."""
+    return [name for path in STORE.glob("*.py") for name in CALL.findall(path.read_text())]
+
+
+def head(name: str) -> str:
+    """The comment that a file begins with."""
+    lines = statement(name).splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("--")), len(lines))
+    return "\n".join(line.removeprefix("--").strip() for line in lines[:count])
+
+
+def body(name: str) -> str:
+    """The statement without its comments."""
+    return "\n".join(line.partition("--")[0] for line in statement(name).splitlines()).strip()
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+async def test_postgres_prepares_every_statement(url: str, session: str) -> None:
+    connection = await asyncpg.connect(url, server_settings=SESSIONS[session])
+    refused = {}
+
+    for name in NAMES:
+        try:
+            await connection.prepare(statement(name))
+        except asyncpg.PostgresError as error:
+            refused[name] = str(error)
+
+    assert refused == {}
+    await connection.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_statement_says_its_duty_and_its_locks(name: str) -> None:
+    duty = head(name).split(". ")[0]
+
+    assert len(duty.split()) >= 3, "the first sentence says what the statement does"
+    assert duty[0].isupper()
+    assert "Locks: " in head(name), "say which locks it takes, in which order, or none"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_holds_one_statement(name: str) -> None:
+    assert ";" not in body(name)
+    assert re.match(r"(with|select|insert|update|delete)\b", body(name))
+    assert max(map(len, statement(name).splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_statement_has_one_caller(name: str) -> None:
+    assert callers().count(name) == 1
+
+
+def test_every_call_has_its_file() -> None:
+    assert set(callers()) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_statement_names_only_indexes_that_exist(name: str) -> None:
+    schema = "".join(path.read_text() for path in (STORE / "migrations").glob("*.sql"))
+
+    named = set(re.findall(r"\b(?:instances|workers|machines)_[a-z_]+\b", head(name)))
+
+    assert all(f"index {index} on" in schema for index in named)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_lock_that_lets_foreign_keys_pass_is_taken(name: str) -> None:
+    locking = re.findall(r"\bfor (?:no key )?(?:update|share)\b(?! set)", body(name))
+
+    assert set(locking) <= {"for no key update"}

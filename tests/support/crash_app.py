@@ -1,0 +1,155 @@
+"""Machines for tests with real processes: every run of a step leaves a row in `effects`, committed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+
+from stepwell import Context, Done, Machine, Next, step
+
+CREATE_EFFECTS = """
+create table if not exists public.effects (
+  token text primary key, number bigint generated always as identity,
+  instance bigint not null, step text not null, attempt integer not null, crashes integer not null,
+  pid integer not null, note text not null
+)
+"""
+_RECORD = """
+insert into public.effects (token, instance, step, attempt, crashes, pid, note)
+select $1, i.id, $3, $4, i.crashes, $5, $6 from stepwell.instances i where i.id = $2
+on conflict (token) do nothing
+"""
+_AWAY = (
+    OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError,
+    asyncpg.OperatorInterventionError,
+)  # fmt: skip
+_PAUSE = 0.05
+
+
+class Effects:
+    """What steps did to the world, through connections of their own. An outage delays a record, and never doubles it."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+        self._has_gathered = False
+
+    async def record(self, ctx: Context[Any], note: str = "ran") -> None:
+        token = secrets.token_hex(8)
+        await self._ask(_RECORD, token, ctx.id, ctx.step, ctx.attempt, os.getpid(), note)
+
+    async def gathered(self, processes: int) -> None:
+        """Wait until steps of so many processes have been here."""
+        while not self._has_gathered:
+            await asyncio.sleep(_PAUSE)
+            self._has_gathered = await self._ask("select count(distinct pid) from public.effects") >= processes
+
+    async def _ask(self, sql: str, *args: object) -> Any:
+        while True:
+            try:
+                return await self._pool.fetchval(sql, *args)
+            except _AWAY:
+                await asyncio.sleep(_PAUSE)
+
+
+def effects_in(url: str) -> Callable[[], AbstractAsyncContextManager[Effects]]:
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[Effects]:
+        async with asyncpg.create_pool(url, min_size=1, max_size=5) as pool:
+            yield Effects(pool)
+
+    return lifespan
+
+
+class Trail(Machine, initial="first"):
+    """Three steps, each of which leaves its mark in the state; the one named `dies_in` kills its first worker."""
+
+    @dataclass
+    class State:
+        marks: list[str] = field(default_factory=list)
+        dies_in: str = ""
+
+    @step
+    async def first(self, ctx: Context[State]) -> Next:
+        await self._leave_mark(ctx)
+        return Next(self.second)
+
+    @step
+    async def second(self, ctx: Context[State]) -> Next:
+        await self._leave_mark(ctx)
+        return Next(self.third)
+
+    @step
+    async def third(self, ctx: Context[State]) -> Done:
+        await self._leave_mark(ctx)
+        return Done(ctx.state.marks)
+
+    async def _leave_mark(self, ctx: Context[State]) -> None:
+        await ctx.resources.record(ctx)
+        if ctx.state.dies_in == ctx.step and ctx.attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ctx.state.marks.append(ctx.step)
+
+
+class Killer(Machine, initial="kill"):
+    """Ends every worker that runs it."""
+
+    @step
+    async def kill(self, ctx: Context[Any]) -> Done:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return Done()
+
+
+class Innocent(Machine, initial="work"):
+    """Does a moment's work."""
+
+    @step
+    async def work(self, ctx: Context[Any]) -> Done:
+        await ctx.resources.record(ctx)
+        return Done("worked")
+
+
+class Frozen(Machine, initial="hang"):
+    """Hangs in its first worker until it is told to stop; if `stubborn`, it then claims to be done all the same."""
+
+    @dataclass
+    class State:
+        stubborn: bool = False
+
+    @step
+    async def hang(self, ctx: Context[State]) -> Done:
+        await ctx.resources.record(ctx)
+        if ctx.attempt > 0:
+            return Done("in time")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as told:
+            await ctx.resources.record(ctx, f"told: {told}")
+            if not ctx.state.stubborn:
+                raise
+        return Done("late")
+
+
+class Shared(Machine, initial="meet"):
+    """Two steps; the first one waits until two workers are at it."""
+
+    @step
+    async def meet(self, ctx: Context[Any]) -> Next:
+        await ctx.resources.record(ctx)
+        await ctx.resources.gathered(2)
+        return Next(self.part)
+
+    @step
+    async def part(self, ctx: Context[Any]) -> Done:
+        await ctx.resources.record(ctx)
+        return Done("shared")
+
+
+MACHINES = [Trail, Killer, Innocent, Frozen, Shared]

@@ -1,0 +1,43 @@
+"""A worker in a process of its own, for tests that kill, freeze or cut it off: `python -m … URL [options]`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+from stepwell import Engine
+from stepwell.testing import crash
+from tests.support.crash_app import MACHINES, effects_in
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Settings from JSON; a number with a fraction is a time in seconds."""
+    return {k: timedelta(seconds=v) if isinstance(v, float) else v for k, v in json.loads(text).items()}
+
+
+async def main(url: str, settings: dict[str, Any], crash_point: str | None, nth: int) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if crash_point is not None:
+        crash(crash_point, nth=nth)
+    async with Engine(url, machines=MACHINES, resources=effects_in(url), **settings) as engine, engine.worker() as worker:
+        sys.stdout.write(f"ready {worker.id}\n")
+        sys.stdout.flush()
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--settings", type=_settings, default={})
+    parser.add_argument("--crash", metavar="POINT")
+    parser.add_argument("--nth", type=int, default=1)
+    given = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s [%(process)d] %(message)s")
+    asyncio.run(main(given.url, given.settings, given.crash, given.nth))

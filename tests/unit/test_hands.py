@@ -1,0 +1,56 @@
+"""What is in a worker's hands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepwell._runtime.hands import Hands
+from tests.unit.claims import make_claim
+
+
+def test_a_claim_is_in_hand_until_it_is_dropped() -> None:
+    hands, claim = Hands(), make_claim()
+
+    hand = hands.add(claim)
+
+    assert (len(hands), hands.ids(), hands.get(7), hands.all()) == (1, {7}, hand, [hand])
+    hands.drop(claim)
+    assert (len(hands), hands.get(7)) == (0, None)
+
+
+def test_dropping_an_old_claim_leaves_a_newer_one_of_the_same_instance() -> None:
+    hands, old, new = Hands(), make_claim(fence=11), make_claim(fence=12)
+    hands.add(old)
+    hands.add(new)
+
+    hands.drop(old)
+
+    assert hands.ids() == {7}
+
+
+def test_dropping_what_is_not_in_hand_does_nothing() -> None:
+    Hands().drop(make_claim())
+
+
+async def test_abandoning_cancels_the_task_and_tells_it_why() -> None:
+    hands = Hands()
+    hand = hands.add(make_claim())
+    hand.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
+    await asyncio.sleep(0)
+
+    abandoned = hands.abandon([7, 8], "the lease is lost")
+
+    assert (abandoned, hand.abandoned, len(hands)) == (1, True, 0)
+    with pytest.raises(asyncio.CancelledError, match="the lease is lost"):
+        await hand.task
+
+
+def test_a_claim_without_a_task_can_be_abandoned() -> None:
+    hands = Hands()
+    hand = hands.add(make_claim())
+
+    hands.abandon([7], "gone")
+
+    assert hand.abandoned
