@@ -4,7 +4,7 @@ ARGS ?=
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check schema clean
+.PHONY: help venv demo test soak check schema clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -16,6 +16,9 @@ demo: $(STAMP) ## Run the demo on the embedded Postgres
 
 test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
 	.venv/bin/python -m pytest $(ARGS)
+
+soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
+	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)
 
 check: $(STAMP) ## Lint, types, and which way imports point
 	.venv/bin/python -m ruff check .

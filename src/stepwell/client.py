@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from stepwell._core.codec import check_size, encode_value
-from stepwell._core.entries import NewInstance, admit, admit_many
+from stepwell._core.entries import NewInstance, admit, admit_many, state_of
 from stepwell._core.faults import Conflict, Contention
 from stepwell._core.ranges import check_key, check_tenant, check_text
 from stepwell._core.records import Instance
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 CHUNK = 5_000
 MOST_TRIES = 10
+NO_ID = 0  # what no instance has; an id that no bigint holds becomes this
 
 
 class Client:
@@ -176,6 +177,9 @@ class Client:
             reached = await self._signal_or_start_once(sent, entry)
             if reached is not None:
                 return Handle(self, reached, key)
+        occupants = await instances.find_occupants(self._database, [(entry.tenant, key)])
+        if occupants:  # an ended instance keeps it for ever: nobody can be signalled, nobody started
+            raise Duplicate(key, occupants[0])
         raise Contention(f"key {key!r} changed hands faster than it could be reached")
 
     async def _signal_or_start_once(self, sent: NewSignal, entry: NewInstance) -> int | None:
@@ -197,12 +201,15 @@ class Client:
         self, target: int | str, reason: str | None, *, cascade: bool, by: str | None, tenant: str | None
     ) -> bool:
         why, who = _words("reason", reason) or "cancelled", _words("by", by)
-        instance_id = (await self.waiting.get(target, tenant)).id
+        instance = await self.waiting.get(target, tenant)
+        if instance.status.is_terminal:
+            return False
+        instance_id = instance.id
         ended = await _retried(
             lambda: operators.cancel(self._database, instance_id, cascade=cascade, reason=why, by=who)
         )
-        for id_ in ended.executing:
-            self._notifier.announce_revoked(id_)
+        for id_, fence in ended.executing:
+            self._notifier.announce_revoked(id_, fence)
         for id_ in ended.watched:
             self._notifier.announce_settled(id_)
         for queue in set(ended.queues):
@@ -221,6 +228,7 @@ class Client:
             raise await self._duplicate(instance) from None
         if queue is not None:
             self._notifier.announce_work(queue)
+            self._notifier.announce_due()  # what awaits again may have a deadline
         return queue is not None
 
     async def restart(
@@ -234,18 +242,18 @@ class Client:
         name = step_name(step)
         if name is None:
             raise InvalidInput("step", f"{step!r} is no step; name one as Checkout.ship or \"ship\"")
-        text = None if state is None else definition.state.admit(state)
+        text = None if state is None else definition.state.admit(state_of(definition, state))
         if text is not None:
             check_size(text, "state", self._settings.max_payload)
         try:
-            queues, was_executing = await operators.restart(
+            queues, fence = await operators.restart(
                 self._database, instance.id, definition.step(name).name, text, instance.concurrency_key,
                 reason=_words("reason", reason), by=_words("by", by),
             )  # fmt: skip
         except Conflict:
             raise await self._duplicate(instance) from None
-        if was_executing:
-            self._notifier.announce_revoked(instance.id)
+        if fence is not None:
+            self._notifier.announce_revoked(instance.id, fence)
         for queue in set(queues):
             self._notifier.announce_work(queue)
 
@@ -292,9 +300,7 @@ def _check_target(target: object) -> tuple[int | None, str | None]:
     if isinstance(target, bool) or not isinstance(target, int | str):
         raise InvalidInput("target", f"expected an id (int) or a key (str), got {target!r}")
     if isinstance(target, int):
-        if not 0 < target < 2**63:
-            raise NoTarget(target)
-        return target, None
+        return (target if 0 < target < 2**63 else NO_ID), None
     return None, check_key("target", target)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stepwell._core.ranges import check_at, check_text
-from stepwell._core.records import Instance
+from stepwell._core.records import Instance, Signal
 from stepwell._core.status import Status
-from stepwell._store import instances, workers
+from stepwell._store import instances, signals, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Filter
 from stepwell._store.workers import WorkerRow
@@ -79,7 +79,13 @@ class Insights:
 
     async def tree(self, instance_id: int) -> builtins.list[tuple[Instance, int]]:
         """An instance's family, from its topmost parent down, each with its depth; empty if there is no such."""
-        return await instances.tree(self._database, instance_id)
+        if isinstance(instance_id, bool) or not isinstance(instance_id, int):
+            raise InvalidInput("instance_id", f"expected an id (int), got {instance_id!r}")
+        return await instances.tree(self._database, instance_id) if 0 < instance_id < 2**63 else []
+
+    async def inbox(self, instance_id: int) -> builtins.list[Signal]:
+        """The signals that an instance has not consumed, in arrival order."""
+        return builtins.list((await signals.load(self._database, [instance_id])).get(instance_id, ()))
 
     async def workers(self) -> builtins.list[WorkerRow]:
         """Every worker that is entered, alive or not yet buried."""

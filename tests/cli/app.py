@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
-from stepwell import Context, Done, Engine, Machine, job, step
+from stepwell import Await, Context, Done, Engine, Machine, Spawn, Stop, job, step
 from tests.support.waiting import eventually
 
 
@@ -38,6 +39,36 @@ class Stuck(Machine):
         return Done((Path(ctx.state.folder) / "pipe").read_text())
 
 
+class Parcel(Machine):
+    """Parks until it is paid, an hour at most; what came goes into the result."""
+
+    @dataclass
+    class State:
+        item: str = "teapot"
+
+    @step
+    async def start(self, ctx: Context[State]) -> Await:
+        return Await("paid", "waived", then=self.ship, timeout=timedelta(hours=1))
+
+    @step
+    async def ship(self, ctx: Context[State]) -> Done | Stop:
+        if not ctx.awaited:
+            return Stop("never paid")
+        return Done({"item": ctx.state.item, "paid": [signal.payload for signal in ctx.awaited]})
+
+
+class Basket(Machine):
+    """Sends a parcel, which parks, and says hello, which ends."""
+
+    @step
+    async def start(self, ctx: Context[dict[str, str]]) -> Spawn:
+        return Spawn([Parcel.child({"item": "cup"}, key=f"cup:{ctx.id}"), greet.child()], then=self.close)
+
+    @step
+    async def close(self, ctx: Context[dict[str, str]]) -> Done:
+        return Done([child.status for child in ctx.children])
+
+
 @job
 async def greet(name: str = "world") -> dict[str, str]:
     return {"hello": name}
@@ -48,4 +79,4 @@ async def spill() -> None:
     raise ValueError("no tea")
 
 
-engine = Engine(machines=[Gate, Stuck, greet, spill])
+engine = Engine(machines=[Gate, Stuck, Parcel, Basket, greet, spill])

@@ -81,9 +81,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(*args: object, url: str | None = None, **env: str) -> AsyncIterator[Running]:
+async def running(*args: object, url: str | None = None, cwd: str = "", **env: str) -> AsyncIterator[Running]:
     """Run `python -m stepwell` in the background; killed at the end of the block if it still runs."""
-    started = Running(await _start(args, url, "", env, stdin=DEVNULL))
+    started = Running(await _start(args, url, cwd, env, stdin=DEVNULL))
     try:
         yield started
     finally:

@@ -17,8 +17,11 @@ from tests.cli.processes import running, stepwell
 pytestmark = pytest.mark.skipif(not embedded.installed(), reason="the demo needs the embedded Postgres")
 
 STORY = (
-    "reserve begins", "reserve is committed", "charge begins", "worker A dies", "charge begins again (attempt 1)",
-    "charge is committed", "ship is committed: done", "Next: docs/tutorial.md", "make test",
+    "reserve begins", "worker A dies in the middle of reserve", "reserve begins again (attempt 1)",
+    "reserve is committed", "it waits for signal 'payment_confirmed'", "worker B dies while the order is parked",
+    "The payment arrives", "$ stepwell signal --key order:42 payment_confirmed", "runnable at ship",
+    "The provider sends the same event again", "Worker C is ready", "ship is committed: done, with one payment",
+    "Next: docs/tutorial.md", "make test",
 )  # fmt: skip
 
 
@@ -56,7 +59,7 @@ def place() -> Iterator[Place]:
     shutil.rmtree(path)
 
 
-async def test_the_demo_tells_in_plain_text_how_an_order_survives_and_leaves_nothing_behind(place: Place) -> None:
+async def test_the_demo_tells_in_plain_text_how_a_checkout_survives_and_leaves_nothing_behind(place: Place) -> None:
     demo = await stepwell("demo", **place.env)
 
     assert (demo.code, demo.err) == (0, "")
@@ -71,17 +74,15 @@ async def test_with_json_the_demo_gives_the_facts_whatever_settings_the_environm
 
     facts = demo.json
     runs = [(run["step"], run["attempt"], run["worker"], run["fate"]) for run in facts["runs"]]
+    kills = [(kill["worker"], kill["status"], kill["step"]) for kill in facts["kills"]]
     assert (demo.code, facts["ok"], facts["instance"]["status"]) == (0, True, "done")
-    assert runs == [
-        ("reserve", 0, "A", "committed"),
-        ("charge", 0, "A", "killed"),
-        ("charge", 1, "B", "committed"),
-        ("ship", 0, "B", "committed"),
-    ]
-    assert facts["runs"][1]["pid"] == facts["killed"]["pid"] != facts["runs"][2]["pid"]
+    assert runs == [("reserve", 0, "A", "killed"), ("reserve", 1, "B", "committed"), ("ship", 0, "C", "committed")]
+    assert kills == [("A", "executing", "reserve"), ("B", "awaiting_signal", "ship")]
+    assert len({run["pid"] for run in facts["runs"]} | {sent["pid"] for sent in facts["signals"]}) == 5
+    assert facts["instance"]["result"]["payments"] == [{"amount": 100}]
 
 
-@pytest.mark.parametrize("moment", ["Starting a Postgres", "charge begins again"])
+@pytest.mark.parametrize("moment", ["Starting a Postgres", "The payment arrives"])
 async def test_an_interrupted_demo_leaves_nothing_behind(place: Place, moment: str) -> None:
     async with running("demo", **place.env) as demo:
         while moment not in await demo.line():

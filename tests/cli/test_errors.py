@@ -54,7 +54,12 @@ WRONG = {
     ("worker", APP, "--heartbeat", "50"): "longer than a third of the lease",
     ("ls", "--limit", "0"): "limit: 0 is out of range",
     ("ls", "--status", "asleep"): "asleep",
-    ("show",): "required",
+    ("show",): "an ID, or --key KEY, is required",
+    ("wait", "1", "--key", "order:42"): "both the id 1 and --key order:42 are given",
+    ("signal", "order:42", "paid"): "'order:42' is no id; for a key, say --key order:42",
+    ("signal", "--key", "order:42"): "NAME required",
+    ("signal", "1", "paid", "{"): "PAYLOAD_JSON is not JSON",
+    ("signal", "1", "paid", "{}", "now"): "too many words: 'now'",
     ("shw",): "shw",
 }
 

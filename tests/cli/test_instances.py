@@ -53,7 +53,7 @@ async def test_ls_lists_what_fits_as_a_table_or_as_json_lines(make_harness: Make
     rest = await stepwell("ls", "--machine", "greet", "--after", started[1].id, "--json", url=h.url)
 
     header, *rows = table.out.splitlines()
-    assert header.split() == ["id", "machine", "step", "status", "attempt", "queue", "age", "waiting", "for"]
+    assert header.split() == ["id", "machine", "key", "step", "status", "attempt", "queue", "age", "waiting", "for"]
     assert [int(row.split()[0]) for row in rows] == [started[2].id, started[1].id]
     assert f"--after {started[1].id}" in table.err
     assert [json.loads(line)["id"] for line in lines.out.splitlines()] == [order.id for order in reversed(started)]

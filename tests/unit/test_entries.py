@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, InvalidInput, InvalidState, Machine, PayloadTooLarge, UnknownStep, job, step
+from stepwell import (
+    Context,
+    Done,
+    InvalidInput,
+    InvalidState,
+    Machine,
+    PayloadTooLarge,
+    UnknownMachine,
+    UnknownStep,
+    job,
+    step,
+)
 from stepwell._core.entries import NewInstance, admit, admit_many
 from stepwell._core.registry import Registry
 
@@ -77,8 +88,43 @@ def test_arguments_of_another_job_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "identity"),
+    [
+        ({}, (None, None)),
+        ({"key": "order:42"}, ("order:42", "live")),
+        ({"key": "order:42", "key_scope": "live"}, ("order:42", "live")),
+        ({"key": "order:42", "key_scope": "forever"}, ("order:42", "forever")),
+        ({"key_scope": "forever"}, (None, None)),
+        ({"key": None, "key_scope": None}, (None, None)),
+    ],
+)
+def test_rule_18_a_key_has_a_scope_and_live_is_the_default(
+    options: dict[str, Any], identity: tuple[str | None, str | None]
+) -> None:
+    """Rule 18: key_scope="live" by default; without a key there is no scope either."""
+    entry = admitted(**options)
+
+    assert (entry.key, entry.key_scope) == identity
+
+
+def test_a_version_chooses_among_those_registered() -> None:
+    assert admitted(version=3).version == 3
+    with pytest.raises(UnknownMachine, match="'Order version 2' is not registered"):
+        admitted(version=2)
+
+
+@pytest.mark.parametrize(
     ("options", "field"),
     [
+        ({"key": ""}, "key"),
+        ({"key": "x" * 201}, "key"),
+        ({"key": "a\x00"}, "key"),
+        ({"key": "\ud800"}, "key"),
+        ({"key": 42}, "key"),
+        ({"key": "", "key_scope": None}, "key"),
+        ({"key": "a", "key_scope": "runnable"}, "key_scope"),
+        ({"key": "a", "key_scope": ["live"]}, "key_scope"),
+        ({"key_scope": "done"}, "key_scope"),
         ({"priority": 40_000}, "priority"),
         ({"priority": "high"}, "priority"),
         ({"delay": timedelta(seconds=-1)}, "delay"),
@@ -125,7 +171,7 @@ def test_an_error_in_a_batch_names_its_position() -> None:
     with pytest.raises(UnknownStep) as caught:
         admit_many(REGISTRY, [Order, Order.child(step="nowhere")], tenant="", max_payload=1_000)
 
-    assert caught.value.__notes__ == ["in entry 1"]
+    assert caught.value.__notes__ == ["in entries[1]"]
 
 
 @pytest.mark.parametrize("entries", ["Order", Order, {Order: None}, None])

@@ -88,8 +88,9 @@ def test_retry_stays_at_the_step_with_one_attempt_more() -> None:
     commit = commit_of(Retry(timedelta(seconds=9)), claim)
 
     assert commit == Commit(
-        claim=claim, status=Status.RUNNABLE, step="ship", version=2, attempt=5, delay=timedelta(seconds=9)
-    )
+        claim=claim, status=Status.RUNNABLE, step="ship", version=2, attempt=5, delay=timedelta(seconds=9),
+        keeps_awaits=True,
+    )  # fmt: skip
 
 
 def test_retry_from_handle_stores_the_error_it_saw() -> None:
@@ -243,5 +244,5 @@ def test_a_row_put_aside_changes_nothing_but_the_hold() -> None:
 
     assert commit == Commit(
         claim=claim, status=Status.RUNNABLE, step="gone", version=1, attempt=2, hold=Hold.UNFIT,
-        hold_reason="no step 'gone'",
+        hold_reason="no step 'gone'", keeps_awaits=True,
     )  # fmt: skip

@@ -6,16 +6,18 @@ from typing import Final
 
 from stepwell.errors import (
     DefinitionError,
+    Duplicate,
     InstanceCancelled,
     InstanceFailed,
     InvalidInput,
+    NoTarget,
     NotFound,
     SettingError,
     StepwellError,
 )
 
 OK: Final = 0
-NOT_SO: Final = 1  # what was asked for does not hold: not found, failed, outdated
+NOT_SO: Final = 1  # what was asked for does not hold: not found, nothing to do, failed, outdated
 USAGE: Final = 2
 DATABASE: Final = 3  # the database could not be reached, or is not what the engine needs
 SIGNALLED: Final = 128  # plus the signal's number, as shells have it
@@ -28,9 +30,16 @@ class UsageError(StepwellError):
 def exit_code(error: StepwellError) -> int:
     """The code an error ends with. What is neither a miss nor the caller's mistake came from the database."""
     match error:
-        case NotFound() | InstanceFailed() | InstanceCancelled():
+        case NotFound() | NoTarget() | Duplicate() | InstanceFailed() | InstanceCancelled():
             return NOT_SO
         case UsageError() | InvalidInput() | SettingError() | DefinitionError():
             return USAGE
         case _:
             return DATABASE
+
+
+def in_words(error: StepwellError) -> str:
+    """What an error says to somebody at a command line, who has flags and no keywords."""
+    if isinstance(error, Duplicate):
+        return f"key {error.key!r} is occupied by instance {error.id}"
+    return str(error)

@@ -10,22 +10,29 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from traceback import print_exception
+from typing import Any
 
-from stepwell._cli.exits import OK, SIGNALLED, exit_code
+from stepwell._cli.exits import OK, SIGNALLED, exit_code, in_words
 from stepwell.errors import StepwellError
 
 COMMANDS = {
-    "demo": "watch an order survive kill -9, on a Postgres of its own, in seconds",
+    "demo": "watch a checkout survive kill -9, twice, on a Postgres of its own, in seconds",
     "migrate": "bring the schema up to date, check it, or print its SQL",
     "worker": "run instances until SIGTERM",
     "start": "start an instance, and wait for its end if you like",
     "ls": "list instances, newest first",
     "show": "everything about one instance",
+    "tree": "an instance's family: its parents and its children",
+    "signal": "put a signal into an instance's inbox",
+    "wait": "wait until an instance has ended, or is parked",
+    "cancel": "end an instance, and what is below it",
+    "retry": "run a failed or cancelled instance again at its step",
+    "restart": "put an instance at a step of your choice",
 }
 EXIT_CODES = """\
 exit codes:
   0  done
-  1  what was asked for does not hold: not found, the instance failed, the schema is outdated
+  1  what was asked for does not hold: not found, nothing to do, the instance failed, the schema is outdated
   2  the command line is wrong
   3  the database could not be reached, or is not what Stepwell needs"""
 
@@ -49,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepwellError as error:
         if args.verbose:
             print_exception(error)
-        print(f"stepwell: {error}", file=sys.stderr)
+        print(f"stepwell: {in_words(error)}", file=sys.stderr)
         return exit_code(error)
     return code
 
@@ -62,7 +69,7 @@ def _build_parser(verb: str | None) -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"stepwell {version('stepwell')}")
     parser.set_defaults(run=lambda _: _show_help(parser), verbose=False)
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=_CommandParser)
     for name, summary in COMMANDS.items():
         added = commands.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.",
@@ -74,6 +81,21 @@ def _build_parser(verb: str | None) -> ArgumentParser:
             added.add_argument("--verbose", action="store_true", help="show tracebacks, and more of the log")
             added.set_defaults(run=command.run)
     return parser
+
+
+class _CommandParser(ArgumentParser):
+    """Takes words and flags in any order: `signal 42 paid --dedup-key e7 '{"amount": 1}'`."""
+
+    _is_inner = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._is_inner:
+            return super().parse_known_args(args, namespace)
+        self._is_inner = True  # the call below comes back here, twice: for the flags, and for the words
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inner = False
 
 
 def _show_help(parser: ArgumentParser) -> int:

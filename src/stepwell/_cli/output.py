@@ -101,6 +101,13 @@ def _plain(value: object) -> str:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
+def waits(instance: Instance, now: datetime) -> str | None:
+    """What it waits for, and how long at most; None when it runs, may run, or has ended."""
+    if instance.waiting_for is None or instance.deadline is None:
+        return instance.waiting_for
+    return f"{instance.waiting_for}, for {brief(instance.deadline - now)} at most"
+
+
 def brief(duration: timedelta) -> str:
     """A duration in its largest unit: 5s, 12m, 3h, 8d."""
     total = max(0, int(duration.total_seconds()))

@@ -55,7 +55,7 @@ def admit(
     delay, at = options.get("delay"), options.get("at")
     if delay is not None and at is not None:
         raise InvalidInput("delay", "both delay and at are given; give one of them")
-    text = definition.state.admit(_state_of(definition, state))
+    text = definition.state.admit(state_of(definition, state))
     check_size(text, definition.state.field, max_payload)
     queue, given_tenant = options.get("queue"), options.get("tenant")
     return NewInstance(
@@ -78,7 +78,10 @@ def _identity(key: object, scope: object) -> dict[str, str | None]:
         raise InvalidInput("key_scope", f"{scope!r} is not allowed; it is \"live\", \"forever\" or None")
     if key is None:
         return {}
-    return {"key": check_key("key", key), "key_scope": None if scope is None else str(scope)}
+    checked = check_key("key", key)
+    if scope is None:  # neither unique nor an address: the row has no key at all, as the schema wants it
+        return {}
+    return {"key": checked, "key_scope": str(scope)}
 
 
 def admit_many(
@@ -110,7 +113,8 @@ def _parts(where: str, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
             return entry, None, {}
 
 
-def _state_of(definition: Definition, state: Any) -> Any:
+def state_of(definition: Definition, state: Any) -> Any:
+    """A state as given, or the values of a job's arguments."""
     if not isinstance(state, Arguments):
         return state
     if state.job is not definition.owner:

@@ -111,6 +111,7 @@ class Instance:
     state: Any
     result: Any
     error: Failure | None
+    operated: dict[str, Any] | None = None  # what an operator did last: act, by, reason, at …
 
     @property
     def waiting_for(self) -> str | None:
@@ -119,7 +120,7 @@ class Instance:
             case Status.AWAITING_SIGNAL:
                 return f"signal {' or '.join(map(repr, self.awaits))}"
             case Status.AWAITING_CHILDREN:
-                return f"{self.children_pending} children"
+                return "1 child" if self.children_pending == 1 else f"{self.children_pending} children"
             case Status.AWAITING_EXTERNAL:
                 return "an answer from outside"
             case Status.RUNNABLE:

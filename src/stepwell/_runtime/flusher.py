@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from enum import Enum
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
-from stepwell._core.faults import Outage, Refusal, StoreFault
+from stepwell._core.faults import Contention, Outage, Refusal, StoreFault
 from stepwell._core.status import Hold, Status
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.tally import Tally
@@ -26,6 +27,8 @@ log = logging.getLogger("stepwell")
 LARGEST_BATCH = 1_000
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
+MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
+APART_PATIENCE = timedelta(milliseconds=200)
 
 
 class Verdict(Enum):
@@ -61,6 +64,7 @@ class Flusher(Service):
         self._expect_due = expect_due
         self._pending: list[_Entry] = []
         self._alone: set[asyncio.Task[None]] = set()
+        self._apart = asyncio.Semaphore(MOST_APART)
         self._is_over = False
         self.waiting = 0  # outcomes submitted and not yet durable
 
@@ -111,7 +115,11 @@ class Flusher(Service):
 
     async def _flush_alone(self, entry: _Entry) -> None:
         try:
-            await self._flush([entry])
+            async with self._apart:
+                await self._flush([entry], APART_PATIENCE)
+        except Contention as error:
+            log.debug("flusher: %s: %s", entry.commit.claim.label, error)
+            self._bring_again(entry)
         except StoreFault as error:
             log.warning("flusher: %s: %s; trying again", entry.commit.claim.label, error)
             entry.doubtful = entry.doubtful or isinstance(error, Outage)
@@ -123,9 +131,11 @@ class Flusher(Service):
             entry.doubtful = entry.doubtful or doubtful
         self._pending = entries + self._pending
 
-    async def _flush(self, batch: list[_Entry]) -> None:
+    async def _flush(self, batch: list[_Entry], lock_timeout: timedelta | None = None) -> None:
         try:
-            flushed = await flushes.flush(self._database, [entry.commit for entry in batch])
+            flushed = await flushes.flush(
+                self._database, [entry.commit for entry in batch], lock_timeout=lock_timeout
+            )
         except Refusal as error:
             await self._isolate(batch, error)
             return

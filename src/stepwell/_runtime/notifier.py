@@ -72,10 +72,10 @@ class Notifier:
         self._deliver(notices.DUE, "")
         self._sender.send(notices.DUE, "")
 
-    def announce_revoked(self, instance_id: int) -> None:
-        """An executing instance was taken from its worker: its step shall stop."""
-        self._deliver(notices.REVOKED, str(instance_id))
-        self._sender.send(notices.REVOKED, str(instance_id))
+    def announce_revoked(self, instance_id: int, fence: int) -> None:
+        """An executing instance was taken from its worker: a step of an older fence shall stop."""
+        self._deliver(notices.REVOKED, f"{instance_id} {fence}")
+        self._sender.send(notices.REVOKED, f"{instance_id} {fence}")
 
     def announce_settled(self, instance_id: int) -> None:
         """A watched instance came to rest."""

@@ -153,9 +153,13 @@ class Worker:
             self._wake_claimer()
 
     def _hear_revoked(self, payload: str) -> None:
-        """An operator took an instance from its worker; if that is us, its step stops."""
-        if payload.isdigit():
-            self._lose_claims(frozenset({int(payload)}))
+        """An operator took an instance from its worker; if that is us, its step stops. A newer claim of it goes on."""
+        id_, _, fence = payload.partition(" ")
+        if not (id_.isdigit() and fence.isdigit()):
+            return
+        hand = self._hands.get(int(id_))
+        if hand is not None and hand.claim.fence < int(fence):
+            self._lose_claims(frozenset({int(id_)}))
 
     def _take_offer(self, queue: str, count: int) -> bool:
         """Work announced in this process: True if there is room here for all of it."""

@@ -11,7 +11,7 @@ from stepwell._store.database import Queryable
 
 
 async def lock_parents(db: Queryable, ids: Sequence[int]) -> set[int]:
-    """Lock parents; returns those that nobody else holds."""
+    """Lock parents; returns those that nobody else holds, and those that are gone."""
     return {row["id"] for row in await db.fetch("children/lock_parents", ids)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from stepwell._core.commits import Commit
 from stepwell._core.status import Status
@@ -21,8 +22,11 @@ class Flushed:
     has_later_children: bool = False
 
 
-async def flush(db: Database, commits: Sequence[Commit]) -> Flushed:
-    """Commit outcomes together: plain ones in one statement, the others in one transaction."""
+async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None) -> Flushed:
+    """Commit outcomes together: plain ones in one statement, the others in one transaction.
+
+    With a lock timeout, who waits longer than that for somebody's lock has a Contention, and nothing is committed.
+    """
     if all(commit.is_plain for commit in commits):
         committed = await instances.commit(db, commits)
         leftovers = [row.id for row in committed if row.status is Status.DONE and row.has_inbox]
@@ -30,13 +34,13 @@ async def flush(db: Database, commits: Sequence[Commit]) -> Flushed:
             await signals.drop(db, leftovers)
         return Flushed(committed)
     async with db.transaction() as session:
+        if lock_timeout is not None:
+            await session.run(f"set local lock_timeout = {lock_timeout // timedelta(milliseconds=1)}")
         return await _flush(session, commits)
 
 
 async def _flush(session: Session, commits: Sequence[Commit]) -> Flushed:
     held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
-    if held:
-        await keys.lock(session, held)
     ready = await _with_free_parents(session, commits)
     flushed = Flushed(await instances.commit(session, ready) if ready else [])
     rows = {row.id: row for row in flushed.committed}
@@ -46,7 +50,8 @@ async def _flush(session: Session, commits: Sequence[Commit]) -> Flushed:
     ends = [(row.joins, row.parent_round or 0) for row in flushed.committed if row.joins is not None]
     if ends:
         flushed.freed_queues += await children.join(session, ends)
-    if held:
+    if held:  # locked last: nobody who wants a key may wait for what we wait for above (a spawn's keyed child)
+        await keys.lock(session, held)
         flushed.freed_queues += await keys.free(session, held)
     return flushed
 

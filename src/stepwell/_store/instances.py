@@ -332,5 +332,6 @@ def _instance(row: Row) -> Instance:
         "state": decode_value(fields["state"]),
         "result": None if fields["result"] is None else decode_value(fields["result"]),
         "error": None if error is None else Failure(**decode_value(error)),
+        "operated": None if fields["operated"] is None else decode_value(fields["operated"]),
     }
     return Instance(**fields)

@@ -9,7 +9,7 @@ from stepwell._store.database import Queryable
 WORK = "stepwell_work"  # payload: a queue in which something may be claimed
 DUE = "stepwell_due"  # payload: empty; some row comes due later, perhaps earlier than you think
 SETTLED = "stepwell_settled"  # payload: the id of a watched instance that came to rest
-REVOKED = "stepwell_revoked"  # payload: the id of an executing instance that was taken from its worker
+REVOKED = "stepwell_revoked"  # payload: id and new fence of an executing instance that was taken from its worker
 PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
 CHANNELS = (WORK, DUE, SETTLED, REVOKED, PROBE)
 

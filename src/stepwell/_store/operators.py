@@ -15,7 +15,7 @@ class Cancelled:
 
     ids: list[int]
     watched: list[int]
-    executing: list[int]
+    executing: list[tuple[int, int]]  # with their new fences
     queues: list[str]
 
 
@@ -38,18 +38,18 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
     ids = [id_ for id_, _, _ in found]
     held = [key for _, key, _ in found if key is not None]
     parents = [parent for _, _, parent in found if parent is not None]
-    if held:
-        await keys.lock(session, held)
     await session.fetch("operators/lock", [*ids, *parents])
     error = encode_value({"type": "Cancelled", "message": reason, "traceback": None}, "reason")
     rows = await session.fetch("operators/cancel", ids, error, _note("cancel", by, reason))
     ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
     queues = await children.join(session, ends) if ends else []
-    queues += await keys.free(session, held) if held else []
+    if held:  # locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key
+        await keys.lock(session, held)
+        queues += await keys.free(session, held)
     return Cancelled(
         [row["id"] for row in rows],
         [row["id"] for row in rows if row["watched"]],
-        [row["id"] for row in rows if row["was_executing"]],
+        [(row["id"], row["fence"]) for row in rows if row["was_executing"]],
         queues,
     )
 
@@ -62,15 +62,15 @@ async def retry(db: Database, instance_id: int, *, reason: str | None, by: str |
 
 async def restart(
     db: Database, instance_id: int, step: str, state: str | None, key: str | None, *, reason: str | None, by: str | None
-) -> tuple[list[str], bool]:
-    """Put an instance at a step; returns the queues to wake, and whether it was executing."""
+) -> tuple[list[str], int | None]:
+    """Put an instance at a step; returns the queues to wake, and its new fence if it was executing."""
     async with db.transaction() as session:
-        if key is not None:
-            await keys.lock(session, [key])
         rows = await session.fetch("operators/restart", instance_id, step, state, _note("restart", by, reason))
         queues = [row["queue"] for row in rows]
-        queues += await keys.free(session, [key]) if key is not None else []
-    return queues, any(row["was_executing"] for row in rows)
+        if key is not None:  # locked last, as in a cancel
+            await keys.lock(session, [key])
+            queues += await keys.free(session, [key])
+    return queues, next((row["fence"] for row in rows if row["was_executing"]), None)
 
 
 def _note(act: str, by: str | None, reason: str | None) -> str:

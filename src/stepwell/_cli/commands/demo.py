@@ -1,4 +1,4 @@
-"""`stepwell demo`: watch an order survive kill -9, on a Postgres of its own."""
+"""`stepwell demo`: watch a checkout survive kill -9, on a Postgres of its own."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ Needs the embedded Postgres: pip install 'stepwell[embedded]'. Nothing is left b
 
 
 TEXT = """
-reserve was committed before the kill: it did not run again.
-charge was not: it ran again from its beginning, in another process, with the
-state that reserve had left. That is the guarantee: a step's new state is
-committed before anything proceeds, and a step that was cut off runs again.
+The first kill cut reserve off: it ran again from its beginning, in another
+process. Once it had ended, its new state was committed, and it stayed ended.
+The second kill hit nobody: a parked order is a row, not a process.
+The payment came while no worker ran. It was in the order's inbox, committed,
+before the command said so; sent twice under one dedup key, it counts once.
 
 Next: docs/tutorial.md - ten minutes to a durable checkout of your own
       make test        - the same, and worse, done to every part of the engine"""
@@ -42,7 +43,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     teller = Teller(Paint.of(sys.stdout), quiet=args.json)
-    teller.line(teller.paint("Stepwell: an order survives kill -9", "bold") + "\n")
+    teller.line(teller.paint("Stepwell: a checkout survives kill -9, in a step and while it waits", "bold") + "\n")
     try:
         with Interrupts() as interrupts:
             ending = _perform(teller, interrupts)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from stepwell import Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
 from stepwell._cli.exits import OK
-from stepwell._cli.output import STATUS_COLOURS, Paint, Table, brief, record, to_json
+from stepwell._cli.output import STATUS_COLOURS, Paint, Table, brief, record, to_json, waits
 from stepwell.engine import Engine
 from stepwell.insights import MOST_PER_PAGE, Page
 
@@ -22,7 +22,7 @@ examples:
 
 --json prints JSON lines: one object per instance and line."""
 
-COLUMNS = ("id", "machine", "step", "status", "attempt", "queue", "age", "waiting for")
+COLUMNS = ("id", "machine", "key", "step", "status", "attempt", "queue", "age", "waiting for")
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -85,13 +85,13 @@ def _print_lines(page: Page) -> None:
 def _print_rows(table: Table, page: Page) -> None:
     now = datetime.now(UTC)
     rows = [_row(instance, now) for instance in page.items]
-    styles = [["", "", "", STATUS_COLOURS.get(i.status, ""), "", "", "dim", ""] for i in page.items]
+    styles = [["", "", "", "", STATUS_COLOURS.get(i.status, ""), "", "", "dim", ""] for i in page.items]
     for line in table.lines(rows, styles):
         print(line)
 
 
 def _row(instance: Instance, now: datetime) -> tuple[str, ...]:
     return (
-        str(instance.id), instance.machine, instance.step, instance.status, str(instance.attempt), instance.queue,
-        brief(now - instance.created_at), instance.waiting_for or "",
+        str(instance.id), instance.machine, instance.key or "", instance.step, instance.status, str(instance.attempt),
+        instance.queue, brief(now - instance.created_at), waits(instance, now) or "",
     )  # fmt: skip

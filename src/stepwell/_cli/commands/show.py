@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from stepwell import Failure, Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
 from stepwell._cli.exits import OK
-from stepwell._cli.output import Paint, brief, pretty, printable, record, to_json
+from stepwell._cli.output import Paint, brief, pretty, printable, record, to_json, waits
+from stepwell._cli.targets import add_target, chosen_target
 from stepwell.engine import Engine
 
 EXAMPLES = """\
@@ -23,39 +25,44 @@ INDENT = "  "
 
 
 def configure(parser: ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("id", metavar="ID", type=int, nargs="?", help="the instance's id")
-    which.add_argument("--key", help="its key, instead of its id")
-    parser.add_argument("--tenant", help="whose key it is")
+    add_target(parser)
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = EXAMPLES
 
 
 def run(args: Namespace) -> int:
-    return asyncio.run(_show(chosen_engine(args), args))
+    return asyncio.run(_show(chosen_engine(args), chosen_target(args), args))
 
 
-async def _show(engine: Engine, args: Namespace) -> int:
+async def _show(engine: Engine, target: int | str, args: Namespace) -> int:
     async with engine:
-        instance = await engine.get(args.id if args.key is None else args.key, tenant=args.tenant)
+        instance = await engine.get(target, tenant=args.tenant)
+        children = _children(instance, await engine.insights.tree(instance.id))
         now = datetime.now(UTC)
-        waits, runs_on = await _waits_for(engine, instance), await _runs_on(engine, instance, now)
+        told = {"waits for": await _waits_for(engine, instance, now), "runs on": await _runs_on(engine, instance, now)}
     if args.json:
-        print(to_json(record(instance)))
+        print(to_json({**record(instance), "children": dict(children)}))
     else:
-        for line in _lines(instance, _facts(instance, waits, runs_on, now), Paint.of(sys.stdout)):
+        for line in _lines(instance, _facts(instance, told, children, now), Paint.of(sys.stdout)):
             print(line)
     return OK
 
 
-async def _waits_for(engine: Engine, instance: Instance) -> str | None:
+def _children(instance: Instance, family: Sequence[tuple[Instance, int]]) -> Counter[str]:
+    """How many of its children stand where."""
+    return Counter(str(member.status) for member, _ in family if member.parent_id == instance.id)
+
+
+async def _waits_for(engine: Engine, instance: Instance, now: datetime) -> str | None:
     """Why nothing happens; where the row itself does not say, because no worker has room or none is there."""
     if instance.waiting_for is not None or instance.status is not Status.RUNNABLE:
-        return instance.waiting_for
-    serving = [w.id for w in await engine.insights.workers() if w.alive and instance.queue in w.queues]
+        return waits(instance, now)
+    serving = [w for w in await engine.insights.workers() if w.alive and instance.queue in w.queues]
     if serving:
-        return f"a free slot on queue {instance.queue!r}, served by worker {', '.join(map(str, serving))}"
+        # One of them may be dead, and its lease not yet over.
+        heard = ", ".join(f"{worker.id} (last heard of {brief(now - worker.beat_at)} ago)" for worker in serving)
+        return f"a free slot on queue {instance.queue!r}, served by worker {heard}"
     return f"a worker: none serves queue {instance.queue!r}; run: stepwell worker APP --queue {instance.queue}=20"
 
 
@@ -85,19 +92,21 @@ def _lines(instance: Instance, facts: dict[str, str], paint: Paint) -> Iterator[
         yield from _block(label, _error_text(instance.error), paint, "red")
 
 
-def _facts(instance: Instance, waits: str | None, runs_on: str | None, now: datetime) -> dict[str, str]:
+def _facts(
+    instance: Instance, told: Mapping[str, str | None], children: Counter[str], now: datetime
+) -> dict[str, str]:
     """Label and value of what is worth a line; an empty value is not."""
     crashes = f", {instance.crashes} crashes of its worker" if instance.crashes else ""
     facts = {
         "step": f"{instance.step}, attempt {instance.attempt}{crashes}",
-        "waits for": waits or "",
-        "runs on": runs_on or "",
+        **{label: value or "" for label, value in told.items()},
         "version": str(instance.version),
         "queue": f"{instance.queue}, priority {instance.priority}",
         "key": instance.key or "",
         "tenant": instance.tenant,
         "concurrency key": instance.concurrency_key or "",
         "parent": f"#{instance.parent_id}" if instance.parent_id is not None else "",
+        "children": ", ".join(f"{number} {status}" for status, number in sorted(children.items())),
         "deadline": _moment(instance.deadline, now),
         "created": _moment(instance.created_at, now),
         "updated": _moment(instance.updated_at, now),

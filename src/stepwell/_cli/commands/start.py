@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
-from stepwell import Instance, Status
 from stepwell._cli.app import APP_HELP, load_app
-from stepwell._cli.exits import NOT_SO, OK, UsageError
-from stepwell._cli.output import record, to_json
+from stepwell._cli.endings import report_wait
+from stepwell._cli.exits import OK
+from stepwell._cli.output import to_json
+from stepwell._cli.targets import read_json
 from stepwell._cli.values import moment, seconds
 from stepwell.engine import Engine
 
@@ -20,9 +19,10 @@ EXAMPLES = """\
 examples:
   stepwell start shop.app:engine Order '{"item": "teapot"}' --queue express --wait 30
   jq .order mail.json | stepwell start shop.app:engine Order -
+  stepwell start shop.app:engine Checkout '{"order": 42}' --key order:42 --if-exists return
 
 Prints the id. With --wait, then the result as JSON; exit code 1 if the instance failed, was cancelled or has not ended
-in time. With --json, one object: {"id": 1}, or the whole instance with --wait."""
+in time; also if the key is occupied. With --json, one object: {"id": 1, "key": null}, or with --wait the instance."""
 
 FOREVER = timedelta.max
 
@@ -40,6 +40,15 @@ def configure(parser: ArgumentParser) -> None:
     when.add_argument("--delay", metavar="SECONDS", type=seconds, help="begin so much later")
     when.add_argument("--at", metavar="ISO", type=moment, help="begin then: 2026-01-31T09:00:00Z")
     parser.add_argument("--step", help="begin there instead of at the initial step")
+    parser.add_argument("--key", help="its business identity: unique, and its address from then on")
+    parser.add_argument(
+        "--key-scope", choices=["live", "forever", "none"], default="live",
+        help="unique among those that have not ended (the default), for ever, or neither unique nor an address",
+    )  # fmt: skip
+    parser.add_argument(
+        "--if-exists", choices=["raise", "return"], default="raise",
+        help="if the key is occupied: exit with 1 (the default), or go on with its occupant",
+    )  # fmt: skip
     parser.add_argument("--concurrency-key", metavar="KEY", help="one instance of that key runs at a time")
     parser.add_argument("--tenant", help="whose it is")
     parser.add_argument(
@@ -51,52 +60,21 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    return asyncio.run(_start(load_app(args.app), _read_state(args.state), args))
+    return asyncio.run(_start(load_app(args.app), read_json(args.state, "STATE_JSON"), args))
 
 
 async def _start(engine: Engine, state: Any, args: Namespace) -> int:
     async with engine:
         handle = await engine.start(
-            args.machine, state, queue=args.queue, priority=args.priority, delay=args.delay, at=args.at,
+            args.machine, state, key=args.key, key_scope=None if args.key_scope == "none" else args.key_scope,
+            if_exists=args.if_exists, queue=args.queue, priority=args.priority, delay=args.delay, at=args.at,
             step=args.step, concurrency_key=args.concurrency_key, tenant=args.tenant,
         )  # fmt: skip
         if not args.json:
             print(handle.id, flush=True)
         elif args.wait is None:
-            print(to_json({"id": handle.id}))
+            print(to_json({"id": handle.id, "key": handle.key}))
         if args.wait is None:
             return OK
         instance = await handle.wait(None if args.wait is FOREVER else args.wait)
-    if args.json:
-        print(to_json(record(instance)))
-    elif instance.status is Status.DONE:
-        print(to_json(instance.result))
-    if instance.status is not Status.DONE:
-        print(f"stepwell: {_ending(instance)}", file=sys.stderr)
-        return NOT_SO
-    return OK
-
-
-def _read_state(text: str | None) -> Any:
-    if text is None:
-        return None
-    try:
-        return json.loads(sys.stdin.read() if text == "-" else text)
-    except ValueError as error:
-        source = "stdin" if text == "-" else "STATE_JSON"
-        raise UsageError(f"{source} is not JSON: {error}") from error
-
-
-def _ending(instance: Instance) -> str:
-    """Why it is not done, in one line."""
-    who = f"{instance.machine} #{instance.id}"
-    error = instance.error
-    match instance.status:
-        case Status.FAILED:
-            why = "" if error is None else f": {error.type}: {error.message}"
-            return f"{who} failed at step {instance.step!r}{why}"
-        case Status.CANCELLED:
-            return f"{who} was cancelled" + ("" if error is None else f": {error.message}")
-        case _:
-            why = f", waiting for {instance.waiting_for}" if instance.waiting_for else ""
-            return f"{who} is still {instance.status} at step {instance.step!r}{why}"
+    return report_wait(instance, reached=instance.status.is_terminal, as_json=args.json)

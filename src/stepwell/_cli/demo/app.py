@@ -1,4 +1,4 @@
-"""The app of the demo: an order in three steps, each of which takes a moment. examples/order has the same, bare."""
+"""The app of the demo: a checkout whose steps take a moment each. examples/checkout has the same, bare."""
 
 from __future__ import annotations
 
@@ -6,39 +6,35 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
-from stepwell import Context, Done, Engine, Machine, Next, step
+from stepwell import Await, Context, Done, Engine, Machine, Stop, step
 from stepwell._cli.demo import effects
 
-# Charging takes long enough that the kill lands in its middle, also on a busy machine.
-MOMENTS: Final = {"reserve": 0.6, "charge": 2.0, "ship": 0.6}
+# Reserving takes long enough that the kill lands in its middle, also on a busy machine.
+MOMENTS: Final = {"reserve": 1.5, "ship": 0.5}
 
 
-class Order(Machine, initial="reserve"):
+class Checkout(Machine, initial="reserve"):
     @dataclass
     class State:
         item: str
         reservation: str | None = None
-        payment: str | None = None
 
     @step
-    async def reserve(self, ctx: Context[State]) -> Next:
+    async def reserve(self, ctx: Context[State]) -> Await:
         async with _work(ctx):
             ctx.state.reservation = f"R-{ctx.id}"
-        return Next(self.charge)
+        return Await("payment_confirmed", then=self.ship, timeout=timedelta(hours=1))
 
     @step
-    async def charge(self, ctx: Context[State]) -> Next:
+    async def ship(self, ctx: Context[State]) -> Done | Stop:
+        if not ctx.awaited:
+            return Stop("the payment never came")
         async with _work(ctx):
-            ctx.state.payment = f"P-{ctx.id}"
-        return Next(self.ship)
-
-    @step
-    async def ship(self, ctx: Context[State]) -> Done:
-        async with _work(ctx):
-            parcel = f"{ctx.state.item}, reserved as {ctx.state.reservation}, paid with {ctx.state.payment}"
-        return Done({"parcel": parcel})
+            payments = [signal.payload for signal in ctx.awaited]
+        return Done({"shipped": ctx.state.item, "reservation": ctx.state.reservation, "payments": payments})
 
 
 @asynccontextmanager
@@ -50,4 +46,4 @@ async def _work(ctx: Context[Any]) -> AsyncIterator[None]:
     effects.note(ctx.step, ctx.attempt, "ends")
 
 
-engine = Engine(machines=[Order])
+engine = Engine(machines=[Checkout])

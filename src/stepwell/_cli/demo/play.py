@@ -1,4 +1,4 @@
-"""The play: an order begins, its worker is killed in the middle of a step, another worker goes on."""
+"""The play: a worker is killed in a step, the next one while the order is parked; the payment comes; a third ships."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell import Handle, Instance
+from stepwell import Handle, Instance, Status
 from stepwell._cli.demo import effects
 from stepwell._cli.demo.effects import Effect
-from stepwell._cli.demo.process import WorkerProcess
+from stepwell._cli.demo.process import Command, WorkerProcess
 from stepwell._cli.demo.telling import Run, Teller
-from stepwell._cli.output import pretty, record
+from stepwell._cli.output import pretty, record, to_json
 from stepwell.engine import Engine
 
 LONGEST = 50.0  # seconds, for the whole of it
 LOOK = 0.02
 INTO_THE_STEP = 0.5
-EXPECTED = [("reserve", 0, "committed"), ("charge", 0, "killed"), ("charge", 1, "committed"), ("ship", 0, "committed")]
+KEY = "order:42"
+PAYMENT = ("signal", "--key", KEY, "payment_confirmed", '{"amount": 100}', "--dedup-key", "evt-7")
+EXPECTED = [("reserve", 0, "A", "killed"), ("reserve", 1, "B", "committed"), ("ship", 0, "C", "committed")]
 
 
 class DemoFailed(Exception):
@@ -33,18 +35,30 @@ class DemoFailed(Exception):
         self.log = log
 
 
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A worker, and what stood in the row when kill -9 hit it."""
+
+    worker: str
+    pid: int | None
+    status: Status
+    step: str
+
+
 @dataclass(frozen=True)
 class Ending:
     """The facts, for `--json` and for the tests."""
 
     instance: Instance
     runs: list[Run]
-    killed_pid: int | None
+    kills: list[Kill]
+    senders: list[int]
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "ok": True, "seconds": self.seconds, "killed": {"pid": self.killed_pid, "step": "charge"},
+            "ok": True, "seconds": self.seconds, "kills": [asdict(kill) for kill in self.kills],
+            "signals": [{"pid": pid, "command": str(Command(*PAYMENT))} for pid in self.senders],
             "runs": [asdict(run) for run in self.runs], "instance": record(self.instance),
         }  # fmt: skip
 
@@ -59,7 +73,8 @@ class Play:
         self._teller = teller
         self._path = folder / "effects"
         self._told: list[Effect] = []
-        self._killed: int | None = None
+        self._kills: list[Kill] = []
+        self._senders: list[int] = []
         self._order: Handle
 
     async def perform(self) -> Ending:
@@ -75,48 +90,75 @@ class Play:
     async def _acts(self) -> Ending:
         async with self._worker("A") as first:
             await self._begin(first)
-            await self._kill(first)
         async with self._worker("B") as second:
-            return await self._finish(second)
+            await self._park(second)
+        await self._pay()
+        async with self._worker("C") as third:
+            return await self._finish(third)
 
     async def _begin(self, worker: WorkerProcess) -> None:
-        self._order = await self._engine.start("Order", {"item": "teapot"})
-        self._teller.say(f"Order #{self._order.id} is started: reserve, then charge, then ship")
-        await self._follow(worker, lambda effect: effect.step == "charge")
-
-    async def _kill(self, worker: WorkerProcess) -> None:
+        self._order = await self._engine.start("Checkout", {"item": "teapot"}, key=KEY)
+        self._teller.say(f"Checkout #{self._order.id}, key {KEY}, is started: reserve, wait for the payment, ship")
+        await self._follow(worker, lambda effect: effect.step == "reserve")
         await asyncio.sleep(INTO_THE_STEP)  # visibly into the step
-        await worker.kill()
-        self._killed = worker.pid
-        self._teller.say(f"kill -9 {worker.pid}: worker A dies in the middle of charge", style="red")
-        row = await self._order.get()
+        row = await self._kill(worker, "in the middle of reserve")
         self._teller.say(f"The row still has: step {row.step}, {_known(row)}")
+
+    async def _park(self, worker: WorkerProcess) -> None:
+        await self._follow(worker, lambda effect: effect.event == "ends")
+        row = await self._order.wait(timeout=LONGEST, until="settled")
+        self._teller.say(f"reserve is committed: {_known(row)}", style="green")
+        self._teller.say(f"The order is parked, it waits for {row.waiting_for}, an hour at most", style="green")
+        row = await self._kill(worker, "while the order is parked")
+        self._teller.say(f"Nobody runs now. The row has: {row.status}, then {row.step}")
+
+    async def _pay(self) -> None:
+        await self._send("The payment arrives, from a process of its own")
+        row = await self._order.get()
+        self._teller.say(f"The row has: {row.status} at {row.step}; the payment is in its inbox", style="green")
+        await self._send("The provider sends the same event again")
+
+    async def _send(self, what: str) -> None:
+        command = Command(*PAYMENT)
+        self._teller.say(f"{what}:")
+        self._teller.aside(f"$ {command}")
+        if not await command.run(self._folder):
+            raise self._failure(f"the signal could not be sent: {command.output.strip()}")
+        self._senders.append(command.pid)
+        self._teller.aside(command.output.strip())
 
     async def _finish(self, worker: WorkerProcess) -> Ending:
         await self._follow(worker, lambda effect: (effect.step, effect.event) == ("ship", "ends"))
         instance = await self._order.wait(timeout=LONGEST)
-        self._teller.say(f"ship is committed: {instance.status}, {pretty(instance.result)}", style="green")
+        if instance.status is not Status.DONE or len(instance.result["payments"]) != 1:
+            raise self._failure(f"another end than expected: {to_json(record(instance))}")
+        self._teller.say(f"ship is committed: {instance.status}, with one payment", style="green")
+        self._teller.aside(pretty(instance.result))
         runs = self._runs()
-        if [(run.step, run.attempt, run.fate) for run in runs] != EXPECTED:
+        if [(run.step, run.attempt, run.worker, run.fate) for run in runs] != EXPECTED:
             raise self._failure(f"other runs than expected: {[asdict(run) for run in runs]}")
-        return Ending(instance, runs, self._killed, self._teller.since())
+        return Ending(instance, runs, self._kills, self._senders, self._teller.since())
+
+    async def _kill(self, worker: WorkerProcess, when: str) -> Instance:
+        """kill -9; returns the row as it is afterwards."""
+        await worker.kill()
+        self._teller.say(f"kill -9 {worker.pid}: worker {worker.name} dies {when}", style="red")
+        row = await self._order.get()
+        self._kills.append(Kill(worker.name, worker.pid, row.status, row.step))
+        return row
 
     async def _follow(self, worker: WorkerProcess, is_last: Callable[[Effect], bool]) -> None:
         """Tell effects as they come, up to the one meant."""
         while True:
             for effect in effects.read(self._path)[len(self._told) :]:
-                await self._tell(effect)
+                self._tell(effect)
                 if is_last(effect):
                     return
             if worker.has_ended:
                 raise self._failure(f"worker {worker.name} ended by itself")
             await asyncio.sleep(LOOK)
 
-    async def _tell(self, effect: Effect) -> None:
-        if effect.event == "begins" and self._told and self._told[-1].event == "ends":
-            # The next step begins, so that the one before it is committed.
-            known = _known(await self._order.get())
-            self._teller.say(f"{self._told[-1].step} is committed: {known}", at=effect.at, style="green")
+    def _tell(self, effect: Effect) -> None:
         again = f" again (attempt {effect.attempt})" if effect.attempt and effect.event == "begins" else ""
         self._teller.say(f"{effect.step} {effect.event}{again}", at=effect.at, worker=self._name(effect.pid))
         self._told.append(effect)
@@ -141,8 +183,9 @@ class Play:
         return DemoFailed(problem, "\n".join(f"log of worker {w.name}:\n{w.log}" for w in self.workers))
 
     def _runs(self) -> list[Run]:
-        """Each begin with its end; a step is committed if it ended and another one followed, or none had to."""
+        """Each begin with its end. One that ended is committed: the row went on from there, as the acts have seen."""
         ends = {(effect.pid, effect.step, effect.attempt): effect.at for effect in self._told if effect.event == "ends"}
+        killed = {kill.pid for kill in self._kills}
         runs = []
         for effect in self._told:
             if effect.event == "begins":
@@ -150,7 +193,7 @@ class Play:
                 runs.append(Run(
                     effect.step, effect.attempt, self._name(effect.pid), effect.pid, self._teller.since(effect.at),
                     None if ended is None else self._teller.since(ended),
-                    "committed" if ended is not None else "killed" if effect.pid == self._killed else "lost",
+                    "committed" if ended is not None else "killed" if effect.pid in killed else "lost",
                 ))  # fmt: skip
         return runs
 

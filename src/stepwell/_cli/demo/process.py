@@ -1,11 +1,12 @@
-"""A worker of the demo: a process of its own, that can be killed for real."""
+"""The processes of the demo: workers that can be killed for real, and somebody else's, that signals."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from pathlib import Path
 
 APP = "stepwell._cli.demo.app:engine"
@@ -55,3 +56,30 @@ class WorkerProcess:
         if self._process is not None and not self.has_ended:
             self._process.terminate()
             await self._process.wait()
+
+
+class Command:
+    """One `stepwell` command, run to its end in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+        self.pid = 0
+        self.output = ""
+
+    def __str__(self) -> str:
+        return shlex.join(("stepwell", *self._words))
+
+    async def run(self, folder: Path) -> bool:
+        """True if it exits with 0; `output` has all that it said."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "stepwell", *self._words,
+            stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, cwd=folder, start_new_session=True,
+        )  # fmt: skip
+        self.pid = process.pid
+        try:
+            self.output = (await process.communicate())[0].decode(errors="replace")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode == 0

@@ -9,7 +9,7 @@ from typing import Literal
 
 from stepwell._cli.output import Paint, Table
 
-COLOURS = {"A": "cyan", "B": "magenta"}
+COLOURS = {"A": "cyan", "B": "magenta", "C": "yellow"}
 FATES = {"committed": "green", "killed": "red", "lost": "red"}
 
 
@@ -47,6 +47,11 @@ class Teller:
         mark = " " if worker is None else self.paint(worker, COLOURS.get(worker, "dim"), "bold")
         stamp = self.paint(f"{self.since(at):5.1f} s", "dim")
         self.line(f"{stamp}  {mark}  {self.paint(text, style) if style else text}")
+
+    def aside(self, text: str) -> None:
+        """What a process was told or said, below the line of the story it belongs to."""
+        for line in text.splitlines():
+            self.line(f"{'':12}{self.paint(line, 'dim')}")
 
     def runs(self, runs: Sequence[Run]) -> None:
         """The table of all runs of all steps."""

@@ -23,7 +23,7 @@ with page as materialized (
 select p.*, d.state, d.result, d.error
 from page p
 cross join lateral (
-  select d.state::text as state, d.result::text as result, d.error::text as error
+  select d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated
   from stepwell.instance_data d
   where d.id = p.id
   limit 1

@@ -1,9 +1,10 @@
 -- End instances as cancelled. The fence grows, so that an outcome on its way is dropped. The inbox stays, closed.
--- Keeps: only rows that have not ended; side rows only of those. Run after operators/lock.sql.
+-- Keeps: what it was doing (`operated`), for a retry; only rows that have not ended; side rows only of those. Run after operators/lock.sql.
 -- Index: the primary key (|| '': no other). Locks: the rows (ours already).
--- Returns: the cancelled rows: whether a client waits, whether it was executing, the parent whose join it counts at.
+-- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent whose join
+--   it counts at.
 with live as materialized (
-  select i.id, i.joined as was_joined, i.status as was
+  select i.id, i.joined as was_joined, i.status as was, i.deadline
   from stepwell.instances i
   where i.id = any ($1::bigint[]) and i.status || '' not in ('done', 'failed', 'cancelled')
 ), cancelled as (
@@ -13,13 +14,14 @@ with live as materialized (
       joined = i.joined or i.parent_id is not null
   from live l
   where i.id = l.id
-  returning i.id, i.watched, l.was = 'executing' as was_executing,
+  returning i.id, i.fence, i.watched, l.was, l.deadline, l.was = 'executing' as was_executing,
             case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round
 ), stored as (
   update stepwell.instance_data d
   set error = $2::text::jsonb, operated = $3::text::jsonb
+                                       || jsonb_build_object('at', stepwell.now(), 'was', c.was, 'deadline', c.deadline)
   from cancelled c
   where d.id = c.id
 )
-select id, watched, was_executing, joins, parent_round
+select id, fence, watched, was_executing, joins, parent_round
 from cancelled

@@ -1,6 +1,6 @@
 -- Put an instance, whatever its status, at a step of the operator's choice, with another state if one is given.
 -- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited.
--- Index: the primary key. Locks: the row. Returns: id, queue, and whether it was executing.
+-- Index: the primary key. Locks: the row. Returns: id, fence, queue, and whether it was executing.
 with before as materialized (
   select i.id, i.status as was
   from stepwell.instances i
@@ -13,13 +13,13 @@ with before as materialized (
       due_at = stepwell.now(), updated_at = stepwell.now(), finished_at = null
   from before b
   where i.id = b.id
-  returning i.id, i.queue, b.was
+  returning i.id, i.fence, i.queue, b.was
 ), stored as (
   update stepwell.instance_data d
   set state = coalesce($3::text::jsonb, d.state), result = null, error = null,
-      operated = $4::text::jsonb || jsonb_build_object('error', d.error)
+      operated = $4::text::jsonb || jsonb_build_object('error', d.error, 'at', stepwell.now())
   from again a
   where d.id = a.id
 )
-select id, queue, was = 'executing' as was_executing
+select id, fence, queue, was = 'executing' as was_executing
 from again

@@ -2,6 +2,7 @@
 -- Keeps: the target is locked before it is judged, so that a delivery to a row that ends meanwhile finds no target
 --   instead of a dead one; the wake is decided on the locked row, so that no park is missed; one effect per dedup key.
 -- Index: the primary key, instances_guard, signals_dedup. Locks: the targets by id; waits for their commits.
+-- Targets and queues are looked up in a hash and in an object, not joined: see instances/start.sql.
 -- Returns: one row per signal: its position, the target's id (null: no target), the id it was resolved to before the
 --   lock (a key's holder that ended meanwhile may have a successor), and the queue of a target that may run.
 with given as materialized (
@@ -37,7 +38,10 @@ with given as materialized (
   from arrived a
   where i.id = a.instance_id
   returning i.id, case when i.status = 'runnable' and i.hold is null then i.queue end as queue
+), queues as materialized (
+  select jsonb_object_agg(r.id, r.queue) as by_id from reached r
 )
-select g.position, t.id as target, g.id as resolved, (select r.queue from reached r where r.id = g.id) as queue
-from given g left join targets t on t.id = g.id
+select g.position, case when g.id in (select t.id from targets t) then g.id end as target, g.id as resolved,
+       (select q.by_id from queues q) ->> g.id::text as queue
+from given g
 order by g.position

@@ -1,0 +1,234 @@
+"""Anything in any order, with workers that die: nothing is lost, nothing is stuck, nothing happens twice.
+
+Short by default. `make soak` goes on for STEPWELL_SOAK_SECONDS, with a new seed each time, from STEPWELL_SOAK_SEED on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from stepwell import Duplicate, Handle, NoTarget
+from stepwell.errors import InvalidInput
+from tests.soak import checks
+from tests.soak.machines import STEPS, Fan, Flaky, Pack, Section
+from tests.soak.world import World
+from tests.support.shared_database import shared_database
+
+NODES = 3
+PUSHES = 50
+NAMES = ("item", "item", "item", "close")
+
+any_one = st.integers(0, 999)  # an index into whatever there is by then: what that is hangs on the workers' pace
+maybe = st.booleans()
+few = st.integers(0, 3)
+
+figures: Counter[str] = Counter()  # of what happened in all worlds
+opened: list[str] = []  # the URL, for machines that hypothesis makes
+
+
+class Soak(RuleBasedStateMachine):
+    """Three workers, one client, one operator, one who pulls plugs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(opened[-1])
+        self.ids: list[int] = []
+        self.operated: set[int] = set()
+        self.sent: dict[int, str | None] = {}  # payload to event
+        self.refused: set[int] = set()
+        self.number = 0
+
+    @initialize()
+    def open(self) -> None:
+        self.world.do(self.world.open())
+        for number in range(NODES):
+            self.world.do(self.world.start_node(number))
+
+    @property
+    def engine(self) -> Any:
+        return self.world.harness.engine
+
+    def started(self, *answers: Handle | Duplicate) -> None:
+        self.ids += [answer.id for answer in answers]
+
+    @rule(key=st.none() | few, many=st.integers(1, 4))
+    def start_packs(self, key: int | None, many: int) -> None:
+        entry = Pack.child({}, key=None if key is None else f"pack {key}")
+        self.started(*self.world.do(self.engine.start_many([entry] * many)))
+
+    @rule(fails=few, stops=maybe, delay=few)
+    def start_flaky(self, fails: int, stops: bool, delay: int) -> None:
+        entry = Flaky.child({"fails": fails, "stops": stops}, delay=timedelta(seconds=delay))
+        self.started(*self.world.do(self.engine.start_many([entry])))
+
+    @rule(section=few, many=st.integers(1, 5))
+    def start_sections(self, section: int, many: int) -> None:
+        entry = Section.child({"section": f"s{section}"}, concurrency_key=f"s{section}")
+        self.started(*self.world.do(self.engine.start_many([entry] * many)))
+
+    @rule(leaves=st.lists(st.integers(0, 15), max_size=5), key=st.none() | few)
+    def start_fan(self, leaves: list[int], key: int | None) -> None:
+        entry = Fan.child({"leaves": leaves}, key=None if key is None else f"fan {key}")
+        self.started(*self.world.do(self.engine.start_many([entry])))
+
+    @rule(at=any_one, key=st.none() | few, name=st.sampled_from(NAMES), event=st.none() | few)
+    def signal(self, at: int, key: int | None, name: str, event: int | None) -> None:
+        known = self.known()
+        target = f"pack {key}" if key is not None or not known else known[at % len(known)]
+        self.send(event, lambda n, dedup: self.engine.signal(target, name, n, dedup_key=dedup))
+
+    @rule(at=any_one, many=st.integers(2, 6))
+    def signal_many(self, at: int, many: int) -> None:
+        known = self.known()
+        if known:
+            for _ in range(many):
+                self.send(None, lambda n, dedup: self.engine.signal(known[at % len(known)], "item", n, dedup_key=dedup))
+
+    @rule(key=few, event=st.none() | few)
+    def signal_or_start(self, key: int, event: int | None) -> None:
+        self.send(event, lambda n, dedup: self.engine.signal_or_start(
+            Pack, {}, key=f"pack {key}", signal="item", payload=n, dedup_key=dedup))  # fmt: skip
+
+    def send(self, event: int | None, call: Callable[[int, str | None], Any]) -> None:
+        self.number += 1
+        dedup = None if event is None else f"event {event}"
+        try:
+            self.world.do(call(self.number, dedup))
+        except NoTarget:
+            self.refused.add(self.number)
+        else:
+            self.sent[self.number] = dedup
+
+    @rule(seconds=st.sampled_from([1, 5, 61]))
+    def advance(self, seconds: int) -> None:
+        self.world.do(self.world.harness.advance(timedelta(seconds=seconds)))
+
+    @rule(at=any_one, cascade=maybe)
+    def cancel(self, at: int, cascade: bool) -> None:
+        self.operate(at, lambda id_: self.engine.cancel(id_, cascade=cascade))
+
+    @rule(at=any_one)
+    def retry(self, at: int) -> None:
+        self.operate(at, self.engine.retry)
+
+    @rule(at=any_one)
+    def restart(self, at: int) -> None:
+        self.operate(at, self._restart)
+
+    async def _restart(self, id_: int) -> None:
+        instance = await self.engine.get(id_)
+        await self.engine.restart(id_, step=STEPS[instance.machine])
+
+    def operate(self, at: int, call: Callable[[int], Any]) -> None:
+        known = self.known() if at % 3 else self.ids  # one in three, whatever became of it
+        if known:
+            target = known[at % len(known)]
+            self.operated |= {row["id"] for row in self.world.do(self.world.sql(
+                "with recursive t(id) as (select $1::bigint union all select c.id from t join stepwell.instances c "
+                "on c.parent_id = t.id) select id from t", target))}  # fmt: skip
+            with suppress(Duplicate, InvalidInput):  # its key has another holder by now, or it is done
+                self.world.do(call(target))
+
+    @rule(number=st.integers(0, NODES - 1), again=maybe)
+    def kill(self, number: int, again: bool) -> None:
+        self.world.do(self.world.kill_node(number))
+        if again:
+            self.world.do(self.world.start_node(number))
+
+    @rule(number=st.integers(0, NODES - 1))
+    def stop(self, number: int) -> None:
+        self.world.do(self.world.stop_node(number))
+
+    @rule(number=st.integers(0, NODES - 1))
+    def start_node(self, number: int) -> None:
+        self.world.do(self.world.start_node(number))
+
+    def known(self) -> list[int]:
+        """What lives by now, children too; else whatever there is."""
+        living = f"select id from stepwell.instances where {checks.LIVE} order by id"
+        rows = self.world.do(self.world.sql(living))
+        return [row["id"] for row in rows or self.world.do(self.world.sql("select id from stepwell.instances"))]
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self.world, "resources"):
+                self.world.do(self.finish())
+        finally:
+            self.world.close()
+
+    async def finish(self) -> None:
+        """Kill what runs, let fresh workers bring all to rest and look; then push everything to its end and look."""
+        for number in range(NODES):
+            await self.world.kill_node(number)
+        await self.settle()
+        await self.check()
+        for _ in range(PUSHES):
+            if await checks.ended(self.world):
+                break
+            await self.push()
+            await self.settle()
+        left = await self.world.sql(f"select * from stepwell.instances where {checks.LIVE}")
+        assert not left, f"some never end: {[dict(row) for row in left]}"
+        await self.check()
+        figures["worlds"] += 1
+        for row in await self.world.sql("select kind, count(*)::integer as number from soak_log group by 1"):
+            figures[row["kind"]] += row["number"]
+        [[steps, instances]] = await self.world.sql("select sum(fence)::integer, count(*) from stepwell.instances")
+        figures.update(fences=steps or 0, instances=instances)
+
+    async def settle(self) -> None:
+        """Let fresh workers do what there is to do, and leave."""
+        for number in range(NODES, NODES + 2):
+            await self.world.start_node(number)
+        await checks.settled(self.world)
+        for number in range(NODES, NODES + 2):
+            await self.world.stop_node(number)
+
+    async def push(self) -> None:
+        """Close every pack, and let every delay be over."""
+        for row in await self.world.sql("select id from stepwell.instances where status = 'awaiting_signal'"):
+            self.number += 1
+            await self.engine.signal(row["id"], "close", self.number)
+            self.sent[self.number] = None
+        await self.world.harness.advance(timedelta(hours=1))
+
+    async def check(self) -> None:
+        await checks.check(self.world, self.operated)
+        await checks.check_signals(self.world, self.sent, self.refused)
+
+
+def run(*, examples: int, steps: int, **more: Any) -> None:
+    chosen = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck), **more,
+    )  # fmt: skip
+    run_state_machine_as_test(Soak, settings=chosen)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # what a killed worker leaves open
+def test_nothing_is_lost_or_stuck_or_done_twice_whatever_happens_in_whatever_order() -> None:
+    seconds = float(os.environ.get("STEPWELL_SOAK_SECONDS", "0"))
+    with shared_database() as url:
+        opened.append(url)
+        if not seconds:
+            run(examples=8, steps=25, derandomize=True)
+            return
+        number = int(os.environ.get("STEPWELL_SOAK_SEED", str(int(time.time()))))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            print(f"soak: seed {number}", flush=True)  # noqa: T201 - what to run again when it fails
+            seed(number)(Soak)
+            run(examples=5, steps=60)
+            print(f"soak: {dict(figures)}", flush=True)  # noqa: T201
+            number += 1

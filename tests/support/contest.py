@@ -1,0 +1,232 @@
+"""Who waits for whom, told step by step: raw connections that stand in for the store's database, one per contestant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import Any, Self
+
+import asyncpg
+
+from stepwell import Context, Done, Machine, Next, step
+from stepwell._core.commits import Commit
+from stepwell._core.entries import NewInstance, admit_many
+from stepwell._core.records import Claim
+from stepwell._core.status import Status
+from stepwell._store import flushes, instances, workers
+from stepwell._store.database import WORKER
+from stepwell._store.statements import statement
+from stepwell._store.translation import translated
+from stepwell._store.workers import Place
+from stepwell.client import Client
+from stepwell.testing import Harness
+from tests.support.waiting import eventually
+
+LEASE = timedelta(hours=1)
+FOREIGN_WAITS = (
+    "select from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()"
+)
+
+
+class Plain(Machine, initial="a"):
+    """Two steps; the tests write their outcomes by hand."""
+
+    @step
+    async def a(self, ctx: Context[Any]) -> Next:
+        return Next(self.b)
+
+    @step
+    async def b(self, ctx: Context[Any]) -> Done:
+        return Done(len(ctx.children))
+
+
+class Contestant:
+    """One connection in the place of the store's database. A statement can be changed, to show what it is good for."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+        self._changed: dict[str, str] = {}
+        self._transaction: Any = None
+
+    @property
+    def pid(self) -> int:
+        return self.connection.get_server_pid()
+
+    def change(self, name: str, *changes: tuple[str, str]) -> Self:
+        """Send a statement with parts of its text replaced."""
+        text = statement(name)
+        for old, new in changes:
+            assert old in text, f"{name} has no {old!r} any more"
+            text = text.replace(old, new)
+        self._changed[name] = text
+        return self
+
+    async def fetch(self, name: str, *args: object) -> list[asyncpg.Record]:
+        with translated():
+            return list(await self.connection.fetch(self._changed.get(name) or statement(name), *args))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Self]:
+        """The store's transaction; within `begin` a part of that, and not over before `commit`."""
+        async with self.connection.transaction():
+            yield self
+
+    async def begin(self) -> None:
+        self._transaction = self.connection.transaction()
+        await self._transaction.start()
+
+    async def commit(self) -> None:
+        await self._transaction.commit()
+
+    async def rollback(self) -> None:
+        await self._transaction.rollback()
+
+    async def lock_row(self, instance_id: int) -> None:
+        await self.connection.execute("select from stepwell.instances where id = $1 for no key update", instance_id)
+
+
+class Contest:
+    """A test's database, the contestants on it, and what they do."""
+
+    def __init__(self, harness: Harness, stack: AsyncExitStack, onlooker: asyncpg.Connection) -> None:
+        self.harness = harness
+        self.registry = harness.engine._registry
+        self._stack = stack
+        self._onlooker = onlooker
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, harness: Harness) -> AsyncIterator[Self]:
+        async with AsyncExitStack() as stack:
+            onlooker = await asyncpg.connect(harness.url)
+            stack.push_async_callback(onlooker.close)
+            yield cls(harness, stack, onlooker)
+
+    async def sql(self, text: str, *args: Any) -> list[asyncpg.Record]:
+        """Ask as somebody who takes no part."""
+        return list(await self._onlooker.fetch(text, *args))
+
+    async def join(self, number: int = 2) -> list[Contestant]:
+        return [await self._join() for _ in range(number)]
+
+    async def _join(self) -> Contestant:
+        connection = await asyncpg.connect(self.harness.url, server_settings=WORKER, command_timeout=30)
+        self._stack.push_async_callback(connection.close)
+        return Contestant(connection)
+
+    def client(self, contestant: Contestant) -> Client:
+        """The client's doors, through that connection only."""
+        engine = self.harness.engine
+        assert engine._notifier is not None
+        return Client(contestant, self.registry, engine._notifier, engine.settings)  # type: ignore[arg-type]
+
+    def entries(self, *entries: Any) -> list[NewInstance]:
+        return admit_many(self.registry, entries, tenant="", max_payload=10_000)
+
+    async def claim(self, contestant: Contestant, limit: int = 100) -> list[Claim]:
+        """Claim as a worker that no process stands for, on a host of its own."""
+        place = Place("nowhere", "never", 1, "1")
+        worker_id = await workers.register(contestant, place, "0", {}, self.registry.labels(), LEASE)
+        return (await instances.claim(contestant, worker_id, "default", limit, self.registry.labels())).claims
+
+    async def end_lease(self, claim: Claim) -> None:
+        """Let the worker of a claim be dead, after the claim's step had begun."""
+        await self.sql(
+            "update stepwell.workers set lease_until = '-infinity', begun_at = $2 where id = $1",
+            claim.worker_id, claim.claimed_at,
+        )  # fmt: skip
+
+    async def reap(self, contestant: Contestant, claims: Sequence[Claim], max_crashes: int = 10) -> list[int]:
+        lost = [(claim.id, claim.concurrency_key, claim.parent_id) for claim in claims]
+        reaped, _ = await instances.reap(contestant, lost, max_crashes)  # type: ignore[arg-type]
+        return sorted(row.id for row in reaped)
+
+    async def flush(self, contestant: Contestant, *commits: Commit) -> list[int]:
+        """Commit outcomes; returns the ids that committed."""
+        flushed = await flushes.flush(contestant, commits)  # type: ignore[arg-type]
+        return sorted(row.id for row in flushed.committed)
+
+    async def row(self, instance_id: int, *columns: str) -> Any:
+        """The given columns of an instance; the bare value if it is one."""
+        [row] = await self.sql(
+            f"select {', '.join(columns)} from stepwell.instances where id = $1", instance_id
+        )
+        return row[0] if len(columns) == 1 else tuple(row)
+
+    async def inbox(self, instance_id: int) -> list[tuple[str, Any]]:
+        """Name and payload of what is there to be read, in arrival order."""
+        rows = await self.sql(
+            "select name, payload #>> '{}' from stepwell.signals where instance_id = $1 and not consumed order by id",
+            instance_id,
+        )
+        return [tuple(row) for row in rows]
+
+    async def children(self, instance_id: int) -> list[str]:
+        rows = await self.sql(
+            "select status from stepwell.instances where parent_id = $1 order by id", instance_id
+        )
+        return [row["status"] for row in rows]
+
+    async def blocked(self, contestant: Contestant, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a call and wait until the server says that it waits for a lock."""
+        task = asyncio.create_task(call)
+        waits = "select from pg_locks where pid = $1 and not granted"
+        await eventually(lambda: self.sql(waits, contestant.pid))
+        assert not task.done()
+        return task
+
+    async def is_anybody_waiting(self) -> bool:
+        return bool(await self.sql(FOREIGN_WAITS))
+
+    async def family(self, contestant: Contestant, children: int, **options: Any) -> tuple[Claim, list[Claim]]:
+        """A parent that waits for its children, and those in the hands of one worker each; the parent's old claim."""
+        parent = await self.executing(contestant)
+        await self.flush(contestant, spawned(parent, self.entries(*[Plain.child({}, **options)] * children)))
+        return parent, [(await self.claim(contestant, 1))[0] for _ in range(children)]
+
+    async def executing(self, contestant: Contestant, **options: Any) -> Claim:
+        """One instance in a worker's hands."""
+        await self.harness.engine.start(Plain, {}, **options)
+        [claim] = await self.claim(contestant)
+        return claim
+
+
+def following(claim: Claim, consumes: tuple[int, ...] = ()) -> Commit:
+    """The commit of Next(b)."""
+    return Commit(
+        claim=claim, status=Status.RUNNABLE, step="b", version=claim.version, attempt=0, consumes=consumes
+    )  # fmt: skip
+
+
+def done(claim: Claim) -> Commit:
+    """The commit of Done("done")."""
+    return Commit(
+        claim=claim, status=Status.DONE, step=claim.step, version=claim.version, attempt=claim.attempt,
+        result='"done"',
+    )  # fmt: skip
+
+
+def stopped(claim: Claim) -> Commit:
+    """The commit of Stop("stopped")."""
+    return Commit(
+        claim=claim, status=Status.FAILED, step=claim.step, version=claim.version, attempt=claim.attempt,
+        error='{"type": "Stop", "message": "stopped", "traceback": null}',
+    )  # fmt: skip
+
+
+def parked(claim: Claim, *names: str, handed: tuple[int, ...] = (), timeout: timedelta | None = None) -> Commit:
+    """The commit of Await(*names, then=b)."""
+    return Commit(
+        claim=claim, status=Status.AWAITING_SIGNAL, step="b", version=claim.version, attempt=0, awaits=names,
+        handed=handed, timeout=timeout,
+    )  # fmt: skip
+
+
+def spawned(claim: Claim, children: Sequence[NewInstance]) -> Commit:
+    """The commit of Spawn(children, then=b)."""
+    return Commit(
+        claim=claim, status=Status.AWAITING_CHILDREN, step="b", version=claim.version, attempt=0,
+        children=tuple(children),
+    )  # fmt: skip
