@@ -34,9 +34,21 @@ def test_dropping_what_is_not_in_hand_does_nothing() -> None:
     Hands().drop(make_claim())
 
 
+def test_of_a_late_answer_and_the_return_of_its_claim_the_first_wins() -> None:
+    hands, claim = Hands(), make_claim()
+
+    given_back = hands.give_back({7: claim.fence})
+    arrived_late = hands.add(claim)
+    claimed_anew = hands.add(make_claim(fence=claim.fence + 1))
+
+    assert (given_back, arrived_late, claimed_anew is not None) == ([7], None, True)
+    assert hands.give_back({7: claim.fence + 1}) == []
+
+
 async def test_abandoning_cancels_the_task_and_tells_it_why() -> None:
     hands = Hands()
     hand = hands.add(make_claim())
+    assert hand is not None
     hand.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
     await asyncio.sleep(0)
 
@@ -50,6 +62,7 @@ async def test_abandoning_cancels_the_task_and_tells_it_why() -> None:
 def test_a_claim_without_a_task_can_be_abandoned() -> None:
     hands = Hands()
     hand = hands.add(make_claim())
+    assert hand is not None
 
     hands.abandon([7], "gone")
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from stepwell._store import workers
 from stepwell._store.database import Database
 from stepwell.context import Context
 from stepwell.errors import InvalidInput, RefusedByDatabase, StepTimeout, StepwellError
-from stepwell.machine import Step
+from stepwell.machine import Step, step_name
 
 log = logging.getLogger("stepwell")
 
@@ -44,10 +44,11 @@ class Unfit(StepwellError):
 class _Run:
     """One run of one step: the definition that runs it, the step, and the stored state."""
 
-    claim: Claim
+    claim: Claim  # of a row brought forward: at its new step
     definition: Definition
     step: Step
     loaded: str
+    stored: str | None  # the same text; None if the row still has the state of an older version
 
     def context(self, resources: Any) -> Context[Any]:
         claim = self.claim
@@ -86,6 +87,7 @@ class Executor:
         self._on_room = on_room
         self._on_lease_lost = on_lease_lost
         self._beginning = asyncio.Lock()
+        self._lined_up: set[int] = set()  # instances that wait for this lock
         self._latest_claim: datetime | None = None
         self._suspects: deque[Claim] = deque()  # they run one at a time
         self._suspect_runs = False
@@ -102,7 +104,9 @@ class Executor:
         """Take claims over: begin what has a slot, keep the rest in the buffer."""
         starters = []
         for claim in claims:
-            self._hands.add(claim)
+            if self._hands.add(claim) is None:
+                log.warning("executor: %s: its claim came after it was given back", claim.label)
+                continue
             self._tally.claimed += 1
             lane = self._lanes[claim.queue]
             if lane.running < lane.slots:
@@ -142,7 +146,10 @@ class Executor:
 
     async def _begin(self, starters: list[Claim]) -> None:
         """Note the beginning of claims, durably, and only then run them."""
+        lined_up = {claim.id for claim in starters}
+        self._lined_up |= lined_up
         async with self._beginning:
+            self._lined_up -= lined_up
             ordinary = [claim for claim in starters if not claim.is_suspect]
             self._suspects.extend(claim for claim in starters if claim.is_suspect)
             if self._suspects and not self._suspect_runs:
@@ -168,7 +175,9 @@ class Executor:
                 self._launch(claim, states[claim.id])
 
     def _waiting_ids(self) -> list[int]:
-        return [claim.id for claim in self._suspects] + [c.id for lane in self._lanes for c in lane.buffer]
+        """What is claimed and does not begin yet."""
+        buffered = [claim.id for lane in self._lanes for claim in lane.buffer]
+        return [*self._lined_up, *(claim.id for claim in self._suspects), *buffered]
 
     def _give_up(self, claims: list[Claim]) -> None:
         for claim in claims:
@@ -249,18 +258,19 @@ class Executor:
     def _prepare(self, claim: Claim, loaded: str) -> _Run:
         """Find what runs this row; a version that nobody registers any more is brought forward here."""
         definition = self._registry.find(claim.machine, claim.version)
-        step_name = claim.step
+        stored: str | None = loaded
         if definition is None:
             definition = self._registry.successor(claim.machine, claim.version)
             if definition is None:
                 raise Unfit(f"{claim.machine} version {claim.version} is not registered")
-            step_name, loaded = _bring_forward(definition, claim, loaded)
+            name, loaded = _bring_forward(definition, claim, loaded)
+            claim, stored = replace(claim, step=name), None
         try:
-            step = definition.step(step_name)
+            step = definition.step(claim.step)
             definition.state.decode(loaded)
         except InvalidInput as error:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-        return _Run(claim, definition, step, loaded)
+        return _Run(claim, definition, step, loaded, stored)
 
     async def _attempt(self, hand: Hand, run: _Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
@@ -288,13 +298,13 @@ class Executor:
             _clear_cancellation(second)
             if second is not error and second.__context__ is None:
                 second.__context__ = error
-            return failed(run.claim, definition.version, second)
+            return failed(run.claim, definition.version, second, state=run.loaded if run.stored is None else None)
 
     def _transition(
         self, run: _Run, outcome: object, ctx: Context[Any], error: BaseException | None = None
     ) -> Commit:
         return transition(
-            outcome, claim=run.claim, definition=run.definition, state=ctx.state, loaded=run.loaded,
+            outcome, claim=run.claim, definition=run.definition, state=ctx.state, stored=run.stored,
             max_payload=self._max_payload, error=error,
         )  # fmt: skip
 
@@ -369,7 +379,7 @@ def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[s
     """Let the newer version make its step and state of an older one's."""
     assert definition.upcast is not None  # noqa: S101 - Registry.successor returns only such
     try:
-        state, step_name = definition.upcast(decode_value(loaded), claim.step, claim.version)
-        return step_name, definition.state.admit(state)
+        state, ref = definition.upcast(decode_value(loaded), claim.step, claim.version)
+        return step_name(ref) or repr(ref), definition.state.admit(state)
     except Exception as error:
         raise Unfit(f"upcast from version {claim.version} failed: {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import asyncpg
 
-from stepwell._core.faults import Outage
+from stepwell._core.faults import StoreFault
 from stepwell._store.statements import statement
 from stepwell._store.translation import translated
 from stepwell.errors import DatabaseUnreachable, EngineClosed, InvalidDatabaseURL, ServerTooOld
@@ -88,7 +88,7 @@ class Database:
                 async with self._pool.acquire() as connection:
                     version = int(await connection.fetchval("show server_version_num"))
                     shown = str(await connection.fetchval("show server_version"))
-        except (Outage, ValueError, TypeError) as error:
+        except (StoreFault, ValueError, TypeError) as error:
             await self.close()
             raise DatabaseUnreachable(where(self.dsn), str(error)) from error
         except BaseException:

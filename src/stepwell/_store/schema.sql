@@ -128,6 +128,7 @@ create table stepwell.workers (
   started_at    timestamp with time zone default now() not null,
   beat_at       timestamp with time zone default now() not null,
   lease_until   timestamp with time zone not null,
+  has_left      boolean default false not null,
   steady_since  timestamp with time zone default now() not null,
   begun_at      timestamp with time zone default '-infinity'::timestamp with time zone not null,
   waiting       bigint[] default '{}'::bigint[] not null,
