@@ -17,6 +17,7 @@ from tests.runtime.graves import let_reap
 from tests.support.waiting import eventually
 
 OFTEN = timedelta(milliseconds=20)
+TAKE_AWAY = "update stepwell.instances set status = 'runnable', worker_id = null, claimed_at = null, attempt = 1"
 
 
 class Patient(Machine):
@@ -75,15 +76,30 @@ async def test_rule_26_a_step_whose_single_claim_is_lost_is_cancelled_and_told(m
 
     async with h.engine.worker() as worker:
         await resources["entered"].wait()
-        await h.sql(
-            "update stepwell.instances set status = 'runnable', worker_id = null, claimed_at = null, attempt = 1"
-        )
+        await h.sql(TAKE_AWAY)
+        await eventually(lambda: resources["told"])
         await h.sql("notify stepwell_work, 'default'")
         result = await patient.result(timeout=30)
-        await eventually(lambda: resources["told"])
 
     assert (result, worker.tally.leases_lost) == ("again", 0)
     assert resources["told"] == "the claim of this step is lost"
+
+
+async def test_rule_26_a_step_whose_instance_is_claimed_anew_by_its_own_worker_is_cancelled_and_told(
+    make_harness: MakeHarness,
+) -> None:
+    """Rules 9 and 26: a newer claim proves the older one lost; no beat is needed, and no step is forgotten."""
+    h, resources = await patient_harness(make_harness)
+    patient = await h.engine.start(Patient)
+
+    async with h.engine.worker() as worker:
+        await resources["entered"].wait()
+        await h.sql(TAKE_AWAY)
+        await h.sql("notify stepwell_work, 'default'")
+        result = await patient.result(timeout=30)
+        await eventually(lambda: worker.running == 0)
+
+    assert (result, resources["told"]) == ("again", "the claim of this step is lost")
 
 
 async def test_rule_26_a_lease_is_beaten_and_ids_are_never_used_again(make_harness: MakeHarness) -> None:

@@ -30,6 +30,19 @@ def test_dropping_an_old_claim_leaves_a_newer_one_of_the_same_instance() -> None
     assert hands.ids() == {7}
 
 
+async def test_a_newer_claim_stops_the_step_of_an_older_one_unless_its_outcome_is_on_its_way() -> None:
+    hands = Hands()
+    running, submitted = hands.add(make_claim(id=1, fence=1)), hands.add(make_claim(id=2, fence=1))
+    assert running is not None
+    assert submitted is not None
+    submitted.submitted = True
+
+    hands.add(make_claim(id=1, fence=2))
+    hands.add(make_claim(id=2, fence=3))
+
+    assert (running.abandoned, submitted.abandoned, hands.ids()) == (True, False, {1, 2})
+
+
 def test_dropping_what_is_not_in_hand_does_nothing() -> None:
     Hands().drop(make_claim())
 

@@ -40,10 +40,14 @@ class Hands:
         return len(self._hands)
 
     def add(self, claim: Claim) -> Hand | None:
-        """Take a claim; None if it was given back before its answer came."""
+        """Take a claim; None if it was given back before its answer came. An older claim of the same instance whose
+        step still runs is lost, or there would be no newer one: stop it."""
         with self._arriving:
             if self._given_back.pop(claim.id, None) == claim.fence:
                 return None
+            older = self._hands.get(claim.id)
+            if older is not None and not older.submitted:
+                older.abandon("the claim of this step is lost")
             hand = self._hands[claim.id] = Hand(claim)
             return hand
 
