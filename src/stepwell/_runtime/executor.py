@@ -115,7 +115,8 @@ class Executor:
             else:
                 lane.buffer.append(claim)
             self._latest_claim = max(claim.claimed_at, self._latest_claim or claim.claimed_at)
-        await self._begin(starters)
+        if starters:  # an empty claim waits for nobody's beginning
+            await self._begin(starters)
 
     def unbegun(self) -> list[Claim]:
         """Take back, for release, what was claimed and has not begun."""
