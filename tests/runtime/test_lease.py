@@ -13,7 +13,6 @@ import pytest
 from stepwell import Context, Done, Machine, step
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
-from tests.runtime.graves import let_reap
 from tests.support.waiting import eventually
 
 OFTEN = timedelta(milliseconds=20)
@@ -58,11 +57,10 @@ async def test_rule_26_a_worker_that_lost_its_lease_stops_its_steps_and_starts_a
     async with h.engine.worker({"default": 1}) as worker:
         await resources["entered"].wait()
         lost = worker.id
-        await h.sql("delete from stepwell.workers")
+        await h.sql(f"with reaped as ({TAKE_AWAY} returning id) delete from stepwell.workers")
         await eventually(lambda: worker.id not in (None, lost))
         quick = await h.engine.start(Patient, step="quick")
         works_on = await quick.result(timeout=30)
-        await let_reap(h)
         result = await patient.result(timeout=30)
 
     assert (works_on, result, worker.tally.leases_lost) == ("quick", "again", 1)
