@@ -1,6 +1,7 @@
 # Every target works as root and as a plain user. Paths are relative, so that the checkout may lie anywhere.
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 4 # test processes; most tests wait for something, so there are more than cores
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -15,7 +16,7 @@ demo: $(STAMP) ## Run the demo on the embedded Postgres
 	.venv/bin/stepwell demo $(ARGS)
 
 test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)

@@ -28,6 +28,7 @@ class Service(ABC):
         self._until = float("inf")  # when to tick next; lowered by hasten, also while a tick is under way
         self._stirred = asyncio.Event()
         self._backoff = FIRST_BACKOFF
+        self._longest_backoff = LONGEST_BACKOFF
 
     @abstractmethod
     async def tick(self) -> float | None:
@@ -96,7 +97,7 @@ class Service(ABC):
 
     def _back_off(self) -> float:
         pause = self._backoff
-        self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
+        self._backoff = min(self._backoff * 2, self._longest_backoff)
         self._woken = False  # neither a wake nor a due time shortens a backoff
         self._until = float("inf")
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret

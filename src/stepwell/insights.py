@@ -49,12 +49,12 @@ class Insights:
         after: int | None = None,
     ) -> Page:
         """Instances that fit every given filter, newest first; `after` is the cursor of the page before."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PER_PAGE:
-            raise InvalidInput("limit", f"{limit!r} is out of range (1 to {MOST_PER_PAGE:,})")
+        _whole("limit", limit, MOST_PER_PAGE)
+        below = None if after is None else _whole("after", after, 2**63 - 1)
         wanted = Filter(
             statuses=_statuses(status),
             machine=_text("machine", machine),
-            version=version,
+            version=None if version is None else _whole("version", version, 2**31 - 1),
             step=_text("step", step),
             queue=_text("queue", queue),
             tenant=_text("tenant", tenant),
@@ -62,7 +62,7 @@ class Insights:
             created_from=None if created_from is None else check_at("created_from", created_from),
             created_before=None if created_before is None else check_at("created_before", created_before),
         )
-        found = await instances.list_page(self._database, wanted, below=after, limit=limit + 1)
+        found = await instances.list_page(self._database, wanted, below=below, limit=limit + 1)
         more = len(found) > limit
         return Page(found[:limit], found[limit - 1].id if more else None)
 
@@ -101,6 +101,12 @@ def _statuses(given: Status | str | Iterable[Status | str] | None) -> tuple[Stat
     except ValueError:
         known = ", ".join(Status)
         raise InvalidInput("status", f"{given!r} is no status (known: {known})") from None
+
+
+def _whole(field: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInput(field, f"{value!r} is out of range (1 to {most:,})")
+    return value
 
 
 def _text(field: str, value: object) -> str | None:

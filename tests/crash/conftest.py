@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.support.crash_app import CREATE_EFFECTS, MACHINES
 from tests.support.processes import WorkerProcess, worker_processes
+from tests.support.race import Plain, Race
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
 
@@ -20,6 +22,14 @@ async def start_worker() -> AsyncIterator[StartWorker]:
     """Start a worker process: `worker = await start_worker(h.url, crash=point, **settings)`."""
     async with worker_processes() as started:
         yield started.start
+
+
+@pytest.fixture
+async def race(make_harness: MakeHarness) -> AsyncIterator[Race]:
+    """A database whose sessions the test drives itself."""
+    harness = await make_harness([Plain])
+    async with AsyncExitStack() as stack:
+        yield Race(harness, stack)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""SIGKILL of a worker process at every point between claim and commit: nothing is lost, nothing committed runs again."""
+"""SIGKILL of a worker process at every point between claim and commit: nothing is lost, nothing committed reruns."""
 
 from __future__ import annotations
 

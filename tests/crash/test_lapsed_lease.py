@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import Context, Done, Machine, step
+from stepwell._runtime.heartbeat import Beats
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 
@@ -58,3 +59,12 @@ async def test_a_worker_whose_lease_ran_out_in_an_outage_keeps_its_steps_and_cou
         assert await long.result(timeout=20) == 0
         assert worker.id == entered
         assert worker.tally.leases_lost == 0
+
+
+async def test_a_heartbeat_tries_again_within_a_beat_however_long_the_outage() -> None:
+    others: Any = dict.fromkeys(("database", "lease", "hands", "pulse", "tell", "on_lost", "on_gone", "on_strays"))
+    beats = Beats(every=timedelta(seconds=0.2), **others)
+
+    pauses = [beats._back_off() for _ in range(20)]
+
+    assert max(pauses) <= 0.2  # else the first worker to be back would bury the others while they rest

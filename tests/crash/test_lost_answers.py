@@ -60,7 +60,7 @@ async def road(make_harness: MakeHarness) -> AsyncIterator[Road]:
 
 
 @pytest.mark.parametrize("lost", [CLAIM, BEGIN], ids=["claim", "begin"])
-async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_counts_no_crash(road: Road, lost: str) -> None:
+async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_crash(road: Road, lost: str) -> None:
     walks = await road.engine.start_many([Walk] * 5)
     with armed("claimer.before_claim", hold=True) as claiming:
         async with road.engine.worker() as worker:

@@ -22,8 +22,8 @@ async def test_two_workers_sharing_a_queue_run_and_commit_each_step_once(h: Harn
         return [tuple(row) for row in await h.sql(question)]
 
     claims_and_commits = 2 + 2
-    assert await ask("select status, fence, attempt, crashes, count(*) from stepwell.instances group by 1, 2, 3, 4") == [
-        ("done", claims_and_commits, 0, 0, INSTANCES)
+    assert await ask("select distinct status, fence, attempt, crashes from stepwell.instances") == [
+        ("done", claims_and_commits, 0, 0)
     ]
     assert await ask("select count(*), count(distinct (instance, step)) from effects") == [(2 * INSTANCES,) * 2]
     assert await ask("select distinct pid from effects order by 1") == sorted((worker.pid,) for worker in workers)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
+
 from stepwell import Context, Done, Machine, Next, Retry, Status, step
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
-from tests.support.waiting import held
+from tests.support.waiting import eventually, held
 
 NO_POLL = {"poll": timedelta(seconds=60), "max_poll": timedelta(seconds=60)}
 SOON = timedelta(milliseconds=120)
@@ -87,9 +89,10 @@ async def test_rule_17_a_delayed_start_of_another_process_fires_without_any_poll
         far = await other.start(Timed, delay=timedelta(hours=1))
         near = await other.start(Timed, delay=SOON)
         late = await near.result(timeout=30)
+        other_time = await far.get()
 
     assert late >= 0
-    assert (await far.get()).status is Status.RUNNABLE
+    assert other_time.status is Status.RUNNABLE
 
 
 async def test_rule_17_what_is_due_earlier_fires_earlier(make_harness: MakeHarness) -> None:
@@ -115,6 +118,21 @@ async def test_rule_17_what_came_due_while_nobody_worked_runs_when_somebody_does
 
     async with h.engine.worker():
         assert await handle.result(timeout=30) > 3_000
+
+
+async def test_rule_17_a_row_locked_while_it_comes_due_fires_when_it_is_let_go(make_harness: MakeHarness) -> None:
+    """Rule 17: whoever holds the row at that moment (a client that begins to wait) does not cost it a poll."""
+    h = await harness_with_itself(make_harness, **NO_POLL)
+    holder = await asyncpg.connect(h.url)
+
+    async with h.engine.worker():
+        handle = await h.engine.start(Timed, delay=SOON)
+        await holder.execute("begin; select from stepwell.instances for no key update")
+        await eventually(lambda: h.sql("select from stepwell.instances where due_at + $1 < now()", SOON))
+        await holder.execute("rollback")
+        await handle.result(timeout=30)
+
+    await holder.close()
 
 
 async def test_rule_32_due_times_follow_the_clock_of_the_database(make_harness: MakeHarness) -> None:

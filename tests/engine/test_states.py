@@ -62,7 +62,10 @@ def _lines(state: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "make"),
-    [(AsDataclass, AsDataclass), (AsStruct, AsStruct), (AsTypedDict, dict), (AsModel, AsModel), (dict, dict), (None, dict)],
+    [
+        (AsDataclass, AsDataclass), (AsStruct, AsStruct), (AsTypedDict, dict), (AsModel, AsModel), (dict, dict),
+        (None, dict),
+    ],
     ids=["dataclass", "Struct", "TypedDict", "pydantic", "dict", "none declared"],
 )
 async def test_a_state_of_every_kind_lives_through_a_whole_run(

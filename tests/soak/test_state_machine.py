@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from stepwell import Duplicate, Handle, NoTarget
+from stepwell import Duplicate, NoTarget
 from stepwell.errors import InvalidInput
+from stepwell.machine import Entry
 from tests.soak import checks
 from tests.soak.machines import STEPS, Fan, Flaky, Pack, Section
 from tests.soak.world import World
@@ -30,8 +31,32 @@ PUSHES = 50
 NAMES = ("item", "item", "item", "close")
 
 any_one = st.integers(0, 999)  # an index into whatever there is by then: what that is hangs on the workers' pace
-maybe = st.booleans()
 few = st.integers(0, 3)
+
+keys = st.none() | few
+
+
+def keyed(word: str, key: int | None) -> dict[str, str]:
+    return {} if key is None else {"key": f"{word} {key}"}
+
+
+entries = st.one_of(
+    st.builds(lambda key: Pack.child({}, **keyed("pack", key)), keys),
+    st.builds(
+        lambda fails, stops, delay: Flaky.child({"fails": fails, "stops": stops}, delay=timedelta(seconds=delay)),
+        few, st.booleans(), few,
+    ),
+    st.builds(lambda number: Section.child({"section": f"s{number}"}, concurrency_key=f"s{number}"), few),
+    st.builds(
+        lambda leaves, key: Fan.child({"leaves": leaves}, **keyed("fan", key)),
+        st.lists(st.integers(0, 15), max_size=5), keys,
+    ),
+)  # fmt: skip
+
+FAMILY = (
+    "with recursive t(id) as (select $1::bigint union all "
+    "select c.id from t join stepwell.instances c on c.parent_id = t.id) select id from t"
+)
 
 figures: Counter[str] = Counter()  # of what happened in all worlds
 opened: list[str] = []  # the URL, for machines that hypothesis makes
@@ -59,28 +84,9 @@ class Soak(RuleBasedStateMachine):
     def engine(self) -> Any:
         return self.world.harness.engine
 
-    def started(self, *answers: Handle | Duplicate) -> None:
-        self.ids += [answer.id for answer in answers]
-
-    @rule(key=st.none() | few, many=st.integers(1, 4))
-    def start_packs(self, key: int | None, many: int) -> None:
-        entry = Pack.child({}, key=None if key is None else f"pack {key}")
-        self.started(*self.world.do(self.engine.start_many([entry] * many)))
-
-    @rule(fails=few, stops=maybe, delay=few)
-    def start_flaky(self, fails: int, stops: bool, delay: int) -> None:
-        entry = Flaky.child({"fails": fails, "stops": stops}, delay=timedelta(seconds=delay))
-        self.started(*self.world.do(self.engine.start_many([entry])))
-
-    @rule(section=few, many=st.integers(1, 5))
-    def start_sections(self, section: int, many: int) -> None:
-        entry = Section.child({"section": f"s{section}"}, concurrency_key=f"s{section}")
-        self.started(*self.world.do(self.engine.start_many([entry] * many)))
-
-    @rule(leaves=st.lists(st.integers(0, 15), max_size=5), key=st.none() | few)
-    def start_fan(self, leaves: list[int], key: int | None) -> None:
-        entry = Fan.child({"leaves": leaves}, key=None if key is None else f"fan {key}")
-        self.started(*self.world.do(self.engine.start_many([entry])))
+    @rule(entry=entries, many=st.integers(1, 4))
+    def start(self, entry: Entry, many: int) -> None:
+        self.ids += [answer.id for answer in self.world.do(self.engine.start_many([entry] * many))]
 
     @rule(at=any_one, key=st.none() | few, name=st.sampled_from(NAMES), event=st.none() | few)
     def signal(self, at: int, key: int | None, name: str, event: int | None) -> None:
@@ -114,45 +120,33 @@ class Soak(RuleBasedStateMachine):
     def advance(self, seconds: int) -> None:
         self.world.do(self.world.harness.advance(timedelta(seconds=seconds)))
 
-    @rule(at=any_one, cascade=maybe)
-    def cancel(self, at: int, cascade: bool) -> None:
-        self.operate(at, lambda id_: self.engine.cancel(id_, cascade=cascade))
-
-    @rule(at=any_one)
-    def retry(self, at: int) -> None:
-        self.operate(at, self.engine.retry)
-
-    @rule(at=any_one)
-    def restart(self, at: int) -> None:
-        self.operate(at, self._restart)
-
-    async def _restart(self, id_: int) -> None:
-        instance = await self.engine.get(id_)
-        await self.engine.restart(id_, step=STEPS[instance.machine])
-
-    def operate(self, at: int, call: Callable[[int], Any]) -> None:
+    @rule(at=any_one, act=st.sampled_from(["cancel", "cancel alone", "retry", "restart"]))
+    def operate(self, at: int, act: str) -> None:
         known = self.known() if at % 3 else self.ids  # one in three, whatever became of it
-        if known:
-            target = known[at % len(known)]
-            self.operated |= {row["id"] for row in self.world.do(self.world.sql(
-                "with recursive t(id) as (select $1::bigint union all select c.id from t join stepwell.instances c "
-                "on c.parent_id = t.id) select id from t", target))}  # fmt: skip
-            with suppress(Duplicate, InvalidInput):  # its key has another holder by now, or it is done
-                self.world.do(call(target))
+        if not known:
+            return
+        target = known[at % len(known)]
+        self.operated |= {row["id"] for row in self.world.do(self.world.sql(FAMILY, target))}
+        with suppress(Duplicate, InvalidInput):  # its key has another holder by now, or it is done
+            self.world.do(self._operate(target, act))
 
-    @rule(number=st.integers(0, NODES - 1), again=maybe)
-    def kill(self, number: int, again: bool) -> None:
-        self.world.do(self.world.kill_node(number))
-        if again:
+    async def _operate(self, target: int, act: str) -> None:
+        match act:
+            case "retry":
+                await self.engine.retry(target)
+            case "restart":
+                await self.engine.restart(target, step=STEPS[(await self.engine.get(target)).machine])
+            case _:
+                await self.engine.cancel(target, cascade=act == "cancel")
+
+    @rule(number=st.integers(0, NODES - 1), act=st.sampled_from(["kill", "kill and start", "stop", "start", "start"]))
+    def node(self, number: int, act: str) -> None:
+        if act.startswith("kill"):
+            self.world.do(self.world.kill_node(number))
+        if act == "stop":
+            self.world.do(self.world.stop_node(number))
+        if act.endswith("start"):
             self.world.do(self.world.start_node(number))
-
-    @rule(number=st.integers(0, NODES - 1))
-    def stop(self, number: int) -> None:
-        self.world.do(self.world.stop_node(number))
-
-    @rule(number=st.integers(0, NODES - 1))
-    def start_node(self, number: int) -> None:
-        self.world.do(self.world.start_node(number))
 
     def known(self) -> list[int]:
         """What lives by now, children too; else whatever there is."""

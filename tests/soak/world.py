@@ -83,7 +83,6 @@ class Node:
         await worker._subscriptions.aclose()
         await worker._heartbeat.stop()
         self._database._pool = None
-        worker._executor._threads.shutdown(wait=False, cancel_futures=True)
         await self.engine.close()
         if worker_id is not None:
             await clones.query(self._url, BURY, worker_id)

@@ -58,6 +58,19 @@ async def url(server_url: str) -> AsyncIterator[str]:
     await clones.drop(server_url, name)
 
 
+@pytest.fixture(scope="session")
+def shared_url(server_url: str) -> Iterator[str]:
+    """A migrated database for tests that leave nothing behind."""
+    name = f"stepwell_test_{secrets.token_hex(6)}"
+    in_own_loop(_migrated(server_url, name))
+    yield clones.sibling(server_url, name)
+    in_own_loop(clones.drop(server_url, name))
+
+
+async def _migrated(server_url: str, name: str) -> None:
+    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+
+
 @pytest.fixture
 async def connection(url: str) -> AsyncIterator[asyncpg.Connection]:
     """A plain connection to the migrated database."""
@@ -93,7 +106,7 @@ def deep(server_url: str) -> Iterator[Deep]:
 
 
 async def _build_deep(server_url: str, name: str) -> tuple[str, float]:
-    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+    await _migrated(server_url, name)
     url = clones.sibling(server_url, name)
     clock = asyncio.get_running_loop().time
     began = clock()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+
+from tests.store.plans import rolled_back
 
 STATUSES = {
     "runnable": {},
@@ -19,6 +22,22 @@ STATUSES = {
     "cancelled": {"finished_at": "now"},
 }  # what a row of each status needs besides
 TERMINAL = ("done", "failed", "cancelled")
+THIS_FILE = Path(__file__).read_text()
+
+
+@pytest.fixture
+async def connection(shared_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection inside a transaction that is rolled back."""
+    opened = await asyncpg.connect(shared_url)
+    async with rolled_back(opened):
+        yield opened
+    await opened.close()
+
+
+async def send(connection: asyncpg.Connection, sql: str, *args: object) -> Any:
+    """Send a statement whose failure leaves the transaction usable."""
+    async with connection.transaction():
+        return await connection.fetchval(sql, *args)
 
 
 async def insert(connection: asyncpg.Connection, **columns: Any) -> int:
@@ -31,7 +50,7 @@ async def insert(connection: asyncpg.Connection, **columns: Any) -> int:
         f"insert into stepwell.instances ({', '.join(given + now)}) "
         f"values ({', '.join(f'${i + 1}' for i in range(len(given)))}, {', '.join(['now()'] * len(now))}) returning id"
     )
-    return int(await connection.fetchval(sql, *(values[name] for name in given)))
+    return int(await send(connection, sql, *(values[name] for name in given)))
 
 
 async def refused(connection: asyncpg.Connection, constraint: str, **columns: Any) -> None:
@@ -134,13 +153,13 @@ async def test_a_forever_key_is_never_free_again(connection: asyncpg.Connection,
 
 async def test_an_id_names_one_instance_and_one_state(connection: asyncpg.Connection) -> None:
     taken = await insert(connection)
-    await connection.execute("insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
+    await send(connection, "insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
+    await send(connection, f"alter sequence stepwell.instances_id_seq restart with {taken}")
 
     with pytest.raises(asyncpg.UniqueViolationError, match="instances_pkey"):
-        await connection.execute("alter sequence stepwell.instances_id_seq restart")
         await insert(connection)
     with pytest.raises(asyncpg.UniqueViolationError, match="instance_data_pkey"):
-        await connection.execute("insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
+        await send(connection, "insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
 
 
 async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) -> None:
@@ -148,20 +167,20 @@ async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) 
         "insert into stepwell.machines (name, version, initial, queue, steps, active) "
         "values ($1, $2, 's', 'q', '{s}', $3)"
     )
-    await connection.execute(add, "order", 1, True)
-    await connection.execute(add, "order", 2, False)
+    await send(connection, add, "order", 1, True)
+    await send(connection, add, "order", 2, False)
 
     with pytest.raises(asyncpg.UniqueViolationError, match="machines_active"):
-        await connection.execute(add, "order", 3, True)
+        await send(connection, add, "order", 3, True)
     with pytest.raises(asyncpg.UniqueViolationError, match="machines_pkey"):
-        await connection.execute(add, "order", 2, False)
+        await send(connection, add, "order", 2, False)
 
 
 async def test_the_schema_has_one_version(connection: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.UniqueViolationError, match="meta_pkey"):
-        await connection.execute("insert into stepwell.meta (version) values (2)")
+        await send(connection, "insert into stepwell.meta (version) values (2)")
     with pytest.raises(asyncpg.CheckViolationError, match="meta_singleton_check"):
-        await connection.execute("insert into stepwell.meta (singleton, version) values (false, 2)")
+        await send(connection, "insert into stepwell.meta (singleton, version) values (false, 2)")
 
 
 async def test_every_constraint_and_unique_index_has_its_test_here(connection: asyncpg.Connection) -> None:
@@ -170,8 +189,7 @@ async def test_every_constraint_and_unique_index_has_its_test_here(connection: a
         "union select indexrelid::regclass::text from pg_index join pg_class on pg_class.oid = indrelid "
         "where indisunique and relnamespace = 'stepwell'::regnamespace"
     )
-    text = Path(__file__).read_text()
 
     names = {row["name"].removeprefix("stepwell.") for row in rows} - {"workers_pkey"}
 
-    assert {name for name in names if f'"{name}"' not in text} == set()
+    assert {name for name in names if f'"{name}"' not in THIS_FILE} == set()

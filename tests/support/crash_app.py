@@ -35,7 +35,7 @@ _PAUSE = 0.05
 
 
 class Effects:
-    """What steps did to the world, through connections of their own. An outage delays a record, and never doubles it."""
+    """What steps did to the world, through connections of their own. An outage delays a record, it never doubles it."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool

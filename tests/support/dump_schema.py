@@ -84,11 +84,10 @@ where t.typnamespace = 'stepwell'::regnamespace and t.typrelid = 0 and t.typelem
 async def dump(connection: asyncpg.Connection) -> str:
     """The schema as one script, which makes the same schema in an empty database."""
     await connection.execute("set search_path to pg_catalog")
-    parts = [HEAD]
-    for row in await connection.fetch(FUNCTIONS):
-        parts.append(row["definition"].strip() + ";\n")
-    for table in await connection.fetch(TABLES):
-        parts.append(await _table(connection, table))
+    functions = await connection.fetch(FUNCTIONS)
+    tables = await connection.fetch(TABLES)
+    parts = [HEAD, *(row["definition"].strip() + ";\n" for row in functions)]
+    parts += [await _table(connection, table) for table in tables]
     if unknown := [row["found"] for row in await connection.fetch(OTHERS)]:
         raise NotImplementedError(f"the dump knows nothing of {', '.join(unknown)} yet")
     version = await connection.fetchval("select version from stepwell.meta")
@@ -101,8 +100,8 @@ async def _table(connection: asyncpg.Connection, table: asyncpg.Record) -> str:
     columns = await connection.fetch(COLUMNS, table["oid"])
     width = max(len(column["name"]) for column in columns)
     lines = [f"  {column['name']:{width}}  {_column(column)}" for column in columns]
-    for constraint in await connection.fetch(CONSTRAINTS, table["oid"]):
-        lines.append(f"  constraint {constraint['name']} {constraint['definition']}")
+    constraints = await connection.fetch(CONSTRAINTS, table["oid"])
+    lines += [f"  constraint {constraint['name']} {constraint['definition']}" for constraint in constraints]
     options = f" with ({', '.join(table['options'])})" if table["options"] else ""
     text = f"create table stepwell.{table['name']} (\n" + ",\n".join(lines) + f"\n){options};\n"
     for index in await connection.fetch(INDEXES, table["oid"]):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from stepwell import Handle, Instance
+from stepwell._runtime.worker import Worker
 
 T = TypeVar("T")
 
@@ -39,3 +40,8 @@ async def held(handle: Handle, *, attempt: int = 0) -> Instance:
     found = await eventually(look)
     assert found is not None
     return found
+
+
+async def draining(worker: Worker) -> None:
+    """Wait until a worker that is being stopped claims nothing more."""
+    await eventually(lambda: worker._claimer._task is None)

@@ -26,7 +26,8 @@ async def main(url: str, settings: dict[str, Any], crash_point: str | None, nth:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if crash_point is not None:
         crash(crash_point, nth=nth)
-    async with Engine(url, machines=MACHINES, resources=effects_in(url), **settings) as engine, engine.worker() as worker:
+    engine = Engine(url, machines=MACHINES, resources=effects_in(url), **settings)
+    async with engine, engine.worker() as worker:
         sys.stdout.write(f"ready {worker.id}\n")
         sys.stdout.flush()
         await stop.wait()

@@ -81,8 +81,8 @@ def test_every_error_is_public() -> None:
         (UnknownStep("Order", "zzz", ["start", "ship"]),
          "step: machine 'Order' has no step 'zzz' (it has: start, ship)"),
         (PayloadTooLarge("state", 2_000_000, 1_048_576),
-         "state: 2,000,000 bytes are more than max_payload (1,048,576); "
-         "store a reference instead, or raise max_payload"),
+         ("state: 2,000,000 bytes are more than max_payload (1,048,576); "
+          "store a reference instead, or raise max_payload")),
         (SchemaOutdated(0, 1), "the schema 'stepwell' is missing, version 1 is needed; run: stepwell migrate"),
         (SchemaOutdated(1, 2), "the schema 'stepwell' is at version 1, version 2 is needed; run: stepwell migrate"),
         (SchemaTooNew(9, 1),

@@ -30,13 +30,38 @@ def test_dropping_an_old_claim_leaves_a_newer_one_of_the_same_instance() -> None
     assert hands.ids() == {7}
 
 
+async def test_a_newer_claim_stops_the_step_of_an_older_one_unless_its_outcome_is_on_its_way() -> None:
+    hands = Hands()
+    running, submitted = hands.add(make_claim(id=1, fence=1)), hands.add(make_claim(id=2, fence=1))
+    assert running is not None
+    assert submitted is not None
+    submitted.submitted = True
+
+    hands.add(make_claim(id=1, fence=2))
+    hands.add(make_claim(id=2, fence=3))
+
+    assert (running.abandoned, submitted.abandoned, hands.ids()) == (True, False, {1, 2})
+
+
 def test_dropping_what_is_not_in_hand_does_nothing() -> None:
     Hands().drop(make_claim())
+
+
+def test_of_a_late_answer_and_the_return_of_its_claim_the_first_wins() -> None:
+    hands, claim = Hands(), make_claim()
+
+    given_back = hands.give_back({7: claim.fence})
+    arrived_late = hands.add(claim)
+    claimed_anew = hands.add(make_claim(fence=claim.fence + 1))
+
+    assert (given_back, arrived_late, claimed_anew is not None) == ([7], None, True)
+    assert hands.give_back({7: claim.fence + 1}) == []
 
 
 async def test_abandoning_cancels_the_task_and_tells_it_why() -> None:
     hands = Hands()
     hand = hands.add(make_claim())
+    assert hand is not None
     hand.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
     await asyncio.sleep(0)
 
@@ -50,6 +75,7 @@ async def test_abandoning_cancels_the_task_and_tells_it_why() -> None:
 def test_a_claim_without_a_task_can_be_abandoned() -> None:
     hands = Hands()
     hand = hands.add(make_claim())
+    assert hand is not None
 
     hands.abandon([7], "gone")
 

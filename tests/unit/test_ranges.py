@@ -25,7 +25,7 @@ def test_a_delay_within_range_passes(delay: timedelta) -> None:
     assert check_delay("delay", delay) == delay
 
 
-@pytest.mark.parametrize("delay", [timedelta(microseconds=-1), timedelta(days=36_501), timedelta.max, 1, 1.5, None, "1"])
+@pytest.mark.parametrize("delay", [timedelta(microseconds=-1), timedelta(days=36_501), timedelta.max, 1, None, "1"])
 def test_a_delay_out_of_range_is_refused(delay: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^delay: "):
         check_delay("delay", delay)

@@ -34,7 +34,7 @@ class Order(Machine, version=2):
 
 
 ORDER = define(Order)
-LOADED = '{"count": 0}'
+STORED = '{"count": 0}'
 
 
 def commit_of(outcome: object, claim: Claim | None = None, *, state: Any = None, **options: Any) -> Commit:
@@ -43,7 +43,7 @@ def commit_of(outcome: object, claim: Claim | None = None, *, state: Any = None,
         claim=make_claim() if claim is None else claim,
         definition=options.pop("definition", ORDER),
         state=Order.State() if state is None else state,
-        loaded=options.pop("loaded", LOADED),
+        stored=options.pop("stored", STORED),
         max_payload=options.pop("max_payload", 1_000),
         **options,
     )
@@ -131,12 +131,10 @@ def test_stop_in_words_fails_with_the_words() -> None:
 
 
 def test_stop_with_an_exception_keeps_type_message_and_traceback() -> None:
-    try:
+    with pytest.raises(LookupError) as caught:
         raise LookupError("no such order")
-    except LookupError as raised:
-        error = raised
 
-    shown = json.loads(str(commit_of(Stop(error)).error))
+    shown = json.loads(str(commit_of(Stop(caught.value)).error))
 
     assert (shown["type"], shown["message"]) == ("LookupError", "no such order")
     assert "test_stop_with_an_exception" in shown["traceback"]
@@ -151,10 +149,15 @@ def test_a_state_given_with_the_outcome_wins_over_the_one_in_the_context() -> No
 
 
 def test_an_unchanged_state_is_not_written_also_if_its_text_differs() -> None:
-    commit = commit_of(Next("ship"), loaded='{"gone": 1,  "count":0}')
+    commit = commit_of(Next("ship"), stored='{"gone": 1,  "count":0}')
 
     assert commit.state is None
     assert not commit.stores
+
+
+@pytest.mark.parametrize("outcome", [Done(), Stop("x"), Retry(), Next("ship")])
+def test_a_row_brought_forward_has_its_new_state_written_also_if_the_step_left_it_alone(outcome: object) -> None:
+    assert commit_of(outcome, stored=None).state == '{"count":0}'
 
 
 @pytest.mark.parametrize("outcome", [Done(), Stop("x"), Retry()])
@@ -168,9 +171,9 @@ def test_a_job_never_writes_its_arguments() -> None:
         return number * 2
 
     definition = define(double)
-    loaded = definition.state.admit({"number": 4})
+    stored = definition.state.admit({"number": 4})
 
-    commit = commit_of(Done(8), definition=definition, state=definition.state.decode(loaded), loaded=loaded)
+    commit = commit_of(Done(8), definition=definition, state=definition.state.decode(stored), stored=stored)
 
     assert (commit.state, commit.result) == (None, "8")
 

@@ -27,17 +27,18 @@ def transition(
     claim: Claim,
     definition: Definition,
     state: Any,
-    loaded: str,
+    stored: str | None,
     max_payload: int,
     error: BaseException | None = None,
     awaited: tuple[int, ...] = (),
     registry: Registry | None = None,
 ) -> Commit:
-    """The commit of an outcome. `state` is the step's, `loaded` the text it came from, `error` what `handle` saw."""
+    """The commit of an outcome. `state` is the step's, `stored` the text it came from (None: the row has an older
+    version's), `error` what `handle` saw, `awaited` the signals it was handed."""
     if not isinstance(outcome, Next | Retry | Await | Spawn | Done | Stop):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
-    text = _changed_state(definition, state if isinstance(given, Unset) else given, loaded, max_payload)
+    text = _changed_state(definition, state if isinstance(given, Unset) else given, stored, max_payload)
     match outcome:
         case Next():
             return _next(outcome, claim, definition, text, awaited)
@@ -168,12 +169,12 @@ def failure_text(reason: str | BaseException) -> str:
     return encode_value(shown, "error")
 
 
-def _changed_state(definition: Definition, state: Any, loaded: str, max_payload: int) -> str | None:
+def _changed_state(definition: Definition, state: Any, stored: str | None, max_payload: int) -> str | None:
     """The state as text if it differs from the stored one. A job's arguments never change."""
     if definition.is_job:
         return None
     text = definition.state.encode(state)
-    if text == definition.state.encode(definition.state.decode(loaded)):
+    if stored is not None and text == definition.state.encode(definition.state.decode(stored)):
         return None
     check_size(text, "state", max_payload)
     return text

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +17,7 @@ from stepwell._core.faults import StoreFault
 from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.transition import failed, transition, unfit
+from stepwell._runtime.caller import Caller
 from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lanes
@@ -28,12 +25,10 @@ from stepwell._runtime.tally import Tally
 from stepwell._store import children, signals, workers
 from stepwell._store.database import Database
 from stepwell.context import Context
-from stepwell.errors import InvalidInput, RefusedByDatabase, StepTimeout, StepwellError
-from stepwell.machine import Step
+from stepwell.errors import InvalidInput, RefusedByDatabase, StepwellError
+from stepwell.machine import Step, step_name
 
 log = logging.getLogger("stepwell")
-
-MOST_THREADS = 1_000
 
 
 class Unfit(StepwellError):
@@ -44,10 +39,11 @@ class Unfit(StepwellError):
 class _Run:
     """One run of one step: the definition that runs it, the step, and the stored state."""
 
-    claim: Claim
+    claim: Claim  # of a row brought forward: at its new step
     definition: Definition
     step: Step
     loaded: str
+    stored: str | None  # the same text; None if the row still has the state of an older version
     inbox: tuple[Signal, ...]
     awaited: tuple[Signal, ...]
     children: tuple[Child, ...]
@@ -63,7 +59,7 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _Read:
     """What was read for a claim before its step begins."""
 
     state: str
@@ -99,23 +95,25 @@ class Executor:
         self._on_room = on_room
         self._on_lease_lost = on_lease_lost
         self._beginning = asyncio.Lock()
+        self._lined_up: set[int] = set()  # instances that wait for this lock
         self._latest_claim: datetime | None = None
         self._suspects: deque[Claim] = deque()  # they run one at a time
         self._suspect_runs = False
         self._refills: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(min(lanes.slots, MOST_THREADS) or 1, thread_name_prefix="stepwell step")
-        self._in_threads = 0
+        self._caller = Caller(lanes.slots)
 
     @property
     def in_threads(self) -> int:
         """Sync steps that run right now; they can not be stopped from outside."""
-        return self._in_threads
+        return self._caller.in_threads
 
     async def take(self, claims: Sequence[Claim]) -> None:
         """Take claims over: begin what has a slot, keep the rest in the buffer."""
         starters = []
         for claim in claims:
-            self._hands.add(claim)
+            if self._hands.add(claim) is None:
+                log.warning("executor: %s: its claim came after it was given back", claim.label)
+                continue
             self._tally.claimed += 1
             lane = self._lanes[claim.queue]
             if lane.running < lane.slots:
@@ -124,7 +122,8 @@ class Executor:
             else:
                 lane.buffer.append(claim)
             self._latest_claim = max(claim.claimed_at, self._latest_claim or claim.claimed_at)
-        await self._begin(starters)
+        if starters:  # an empty claim waits for nobody's beginning
+            await self._begin(starters)
 
     def unbegun(self) -> list[Claim]:
         """Take back, for release, what was claimed and has not begun."""
@@ -150,12 +149,15 @@ class Executor:
             hand.abandon("the worker stops")
         if left:
             await asyncio.wait([hand.task for hand in left if hand.task is not None], timeout=1.0)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._caller.close()
         return len(left)
 
     async def _begin(self, starters: list[Claim]) -> None:
         """Note the beginning of claims, durably, and only then run them."""
+        lined_up = {claim.id for claim in starters}
+        self._lined_up |= lined_up
         async with self._beginning:
+            self._lined_up -= lined_up
             ordinary = [claim for claim in starters if not claim.is_suspect]
             self._suspects.extend(claim for claim in starters if claim.is_suspect)
             if self._suspects and not self._suspect_runs:
@@ -181,23 +183,25 @@ class Executor:
             for claim in ordinary:
                 self._launch(claim, stored[claim.id])
 
-    async def _load(self, claims: list[Claim], states: dict[int, str]) -> dict[int, _Stored]:
+    async def _load(self, claims: list[Claim], states: dict[int, str]) -> dict[int, _Read]:
         """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
         receivers = [claim.id for claim in claims if claim.has_inbox]
         inboxes = await signals.load(self._database, receivers) if receivers else {}
         rounds = {claim.id: claim.round for claim in claims if claim.round}
         families = await children.load(self._database, rounds) if rounds else {}
-        return {id_: _Stored(state, inboxes.get(id_, ()), families.get(id_, ())) for id_, state in states.items()}
+        return {id_: _Read(state, inboxes.get(id_, ()), families.get(id_, ())) for id_, state in states.items()}
 
     def _waiting_ids(self) -> list[int]:
-        return [claim.id for claim in self._suspects] + [c.id for lane in self._lanes for c in lane.buffer]
+        """What is claimed and does not begin yet."""
+        buffered = [claim.id for lane in self._lanes for claim in lane.buffer]
+        return [*self._lined_up, *(claim.id for claim in self._suspects), *buffered]
 
     def _give_up(self, claims: list[Claim]) -> None:
         for claim in claims:
             self._hands.drop(claim)
             self._end_slot(claim)
 
-    def _launch(self, claim: Claim, stored: _Stored) -> None:
+    def _launch(self, claim: Claim, stored: _Read) -> None:
         hand = self._hands.get(claim.id)
         if hand is None or hand.claim is not claim:
             self._end_slot(claim)  # abandoned while its beginning was noted
@@ -227,7 +231,7 @@ class Executor:
         except StoreFault as error:
             log.warning("executor: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
 
-    async def _run(self, hand: Hand, stored: _Stored) -> None:
+    async def _run(self, hand: Hand, stored: _Read) -> None:
         claim = hand.claim
         slot = _Slot(lambda: self._end_slot(claim))
         try:
@@ -242,7 +246,7 @@ class Executor:
             slot.end()
             self._hands.drop(claim)
 
-    async def _run_step(self, hand: Hand, stored: _Stored, slot: _Slot) -> None:
+    async def _run_step(self, hand: Hand, stored: _Read, slot: _Slot) -> None:
         try:
             run = self._prepare(hand.claim, stored)
         except Unfit as reason:
@@ -268,29 +272,32 @@ class Executor:
         hand.submitted = True
         await self._flusher.submit(commit)
 
-    def _prepare(self, claim: Claim, stored: _Stored) -> _Run:
+    def _prepare(self, claim: Claim, read: _Read) -> _Run:
         """Find what runs this row; a version that nobody registers any more is brought forward here."""
         definition = self._registry.find(claim.machine, claim.version)
-        step_name, loaded = claim.step, stored.state
+        loaded = read.state
+        stored: str | None = loaded
         if definition is None:
             definition = self._registry.successor(claim.machine, claim.version)
             if definition is None:
                 raise Unfit(f"{claim.machine} version {claim.version} is not registered")
-            step_name, loaded = _bring_forward(definition, claim, loaded)
+            name, loaded = _bring_forward(definition, claim, loaded)
+            claim, stored = replace(claim, step=name), None
         try:
-            step = definition.step(step_name)
+            step = definition.step(claim.step)
             definition.state.decode(loaded)
         except InvalidInput as error:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-        awaited = tuple(signal for signal in stored.inbox if signal.name in claim.awaits)
-        return _Run(claim, definition, step, loaded, stored.inbox, awaited, stored.children)
+        awaited = tuple(signal for signal in read.inbox if signal.name in claim.awaits)
+        return _Run(claim, definition, step, loaded, stored, read.inbox, awaited, read.children)
 
     async def _attempt(self, hand: Hand, run: _Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
         ctx = run.context(self._resources)
         self._tally.steps += 1
         try:
-            outcome = await self._call(hand, run, run.step.function, run.step.is_async, run.definition.owner, ctx)
+            step = run.step
+            outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
             return self._transition(run, outcome, ctx)
         except BaseException as error:
             if hand.abandoned:
@@ -303,7 +310,8 @@ class Executor:
         ctx = run.context(self._resources)
         definition = run.definition
         try:
-            outcome = await self._call(hand, run, definition.handle, definition.handle_is_async, error, ctx)
+            how = definition.handle_is_async
+            outcome = await self._caller.call(run.claim, run.step, definition.handle, how, error, ctx)
             return self._transition(run, outcome, ctx, error)
         except BaseException as second:
             if hand.abandoned:
@@ -311,52 +319,16 @@ class Executor:
             _clear_cancellation(second)
             if second is not error and second.__context__ is None:
                 second.__context__ = error
-            return failed(run.claim, definition.version, second)
+            return failed(run.claim, definition.version, second, state=run.loaded if run.stored is None else None)
 
     def _transition(
         self, run: _Run, outcome: object, ctx: Context[Any], error: BaseException | None = None
     ) -> Commit:
         return transition(
-            outcome, claim=run.claim, definition=run.definition, state=ctx.state, loaded=run.loaded,
+            outcome, claim=run.claim, definition=run.definition, state=ctx.state, stored=run.stored,
             max_payload=self._max_payload, error=error, awaited=tuple(signal.id for signal in run.awaited),
             registry=self._registry,
         )  # fmt: skip
-
-    async def _call(
-        self, hand: Hand, run: _Run, function: Callable[..., Any], is_async: bool, *args: Any
-    ) -> object:
-        timeout = run.step.timeout
-        if not is_async:
-            return await self._call_in_thread(hand, run, function, *args)
-        if timeout is None:
-            return await function(*args)
-        try:
-            async with asyncio.timeout(timeout.total_seconds()) as scope:
-                return await function(*args)
-        except TimeoutError:
-            if scope.expired():
-                raise StepTimeout(run.claim.machine, run.step.name, timeout) from None
-            raise
-
-    async def _call_in_thread(self, hand: Hand, run: _Run, function: Callable[..., Any], *args: Any) -> object:
-        """Run sync code in a thread. It keeps claim and slot until the thread returns, also past its timeout."""
-        started = time.monotonic()
-        context = contextvars.copy_context()
-        self._in_threads += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, context.run, _caught, function, args)
-        future.add_done_callback(self._thread_ended)
-        value, error = await asyncio.shield(future)
-        timeout = run.step.timeout
-        if timeout is not None and time.monotonic() - started > timeout.total_seconds():
-            raise StepTimeout(run.claim.machine, run.step.name, timeout) from error
-        if error is not None:
-            raise error
-        if inspect.iscoroutine(value):
-            value.close()
-        return value
-
-    def _thread_ended(self, _: object) -> None:
-        self._in_threads -= 1
 
 
 class _Slot:
@@ -373,14 +345,6 @@ class _Slot:
             end()
 
 
-def _caught(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[object, BaseException | None]:
-    """Call and catch in the thread: a future can not carry a StopIteration."""
-    try:
-        return function(*args), None
-    except BaseException as error:  # noqa: BLE001 - carried to the loop, where it is handled
-        return None, error
-
-
 def _clear_cancellation(error: BaseException) -> None:
     """A step that raised CancelledError of its own did not cancel the engine's task."""
     task = asyncio.current_task()
@@ -393,7 +357,7 @@ def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[s
     """Let the newer version make its step and state of an older one's."""
     assert definition.upcast is not None  # noqa: S101 - Registry.successor returns only such
     try:
-        state, step_name = definition.upcast(decode_value(loaded), claim.step, claim.version)
-        return step_name, definition.state.admit(state)
+        state, ref = definition.upcast(decode_value(loaded), claim.step, claim.version)
+        return step_name(ref) or repr(ref), definition.state.admit(state)
     except Exception as error:
         raise Unfit(f"upcast from version {claim.version} failed: {type(error).__name__}: {error}") from error

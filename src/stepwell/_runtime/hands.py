@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 
 from stepwell._core.records import Claim
 
@@ -27,22 +28,43 @@ class Hand:
 
 
 class Hands:
-    """Claims by instance id. The heartbeat's thread reads it; only the main loop writes."""
+    """Claims by instance id. Only the main loop takes and drops them; the heartbeat's thread reads, and gives back what
+    never arrived: of a claim's late answer and its return, the first one wins."""
 
     def __init__(self) -> None:
         self._hands: dict[int, Hand] = {}
+        self._given_back: dict[int, int] = {}  # instance to fence
+        self._arriving = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._hands)
 
-    def add(self, claim: Claim) -> Hand:
-        hand = self._hands[claim.id] = Hand(claim)
-        return hand
+    def add(self, claim: Claim) -> Hand | None:
+        """Take a claim; None if it was given back before its answer came. An older claim of the same instance whose
+        step still runs is lost, or there would be no newer one: stop it."""
+        with self._arriving:
+            if self._given_back.pop(claim.id, None) == claim.fence:
+                return None
+            older = self._hands.get(claim.id)
+            if older is not None and not older.submitted:
+                older.abandon("the claim of this step is lost")
+            hand = self._hands[claim.id] = Hand(claim)
+            return hand
+
+    def give_back(self, claims: Mapping[int, int]) -> list[int]:
+        """Those of the given claims (instance to fence) that never arrived; from now on they can not."""
+        with self._arriving:
+            missing = {i: fence for i, fence in claims.items() if not self._holds(i, fence)}
+            self._given_back |= missing
+            return sorted(missing)
+
+    def _holds(self, instance_id: int, fence: int) -> bool:
+        hand = self._hands.get(instance_id)
+        return hand is not None and hand.claim.fence == fence
 
     def drop(self, claim: Claim) -> None:
         """Let go of a claim; a newer claim of the same instance stays."""
-        hand = self._hands.get(claim.id)
-        if hand is not None and hand.claim.fence == claim.fence:
+        if self._holds(claim.id, claim.fence):
             del self._hands[claim.id]
 
     def get(self, instance_id: int) -> Hand | None:

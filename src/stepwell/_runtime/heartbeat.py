@@ -11,11 +11,13 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from stepwell import _probes
+from stepwell._core.records import Claim
 from stepwell._runtime.hands import Hands
 from stepwell._runtime.lease import Lease
 from stepwell._service import Service
 from stepwell._store import instances, workers
 from stepwell._store.database import WORKER, Database
+from stepwell._store.workers import Beat
 from stepwell.errors import DatabaseError
 
 log = logging.getLogger("stepwell")
@@ -35,7 +37,7 @@ class Heartbeat:
         hands: Hands,
         every: timedelta,
         on_lost: Callable[[int], None],
-        on_gone: Callable[[frozenset[int]], None],
+        on_gone: Callable[[frozenset[Claim]], None],
         on_strays: Callable[[list[str], int], None],
     ) -> None:
         self._main = asyncio.get_running_loop()
@@ -142,7 +144,7 @@ class Beats(Service):
         pulse: Pulse,
         tell: Callable[..., object],
         on_lost: Callable[[int], None],
-        on_gone: Callable[[frozenset[int]], None],
+        on_gone: Callable[[frozenset[Claim]], None],
         on_strays: Callable[[list[str], int], None],
     ) -> None:
         super().__init__("heartbeat")
@@ -157,6 +159,8 @@ class Beats(Service):
         self._on_strays = on_strays
         self._next_beat = time.monotonic() + every.total_seconds()
         self._warned = False
+        # After an outage all have one lease to come back (find_lost.sql): who rests longer is buried alive.
+        self._longest_backoff = min(self._longest_backoff, every.total_seconds())
 
     async def tick(self) -> float | None:
         self._watch_main_loop()
@@ -179,22 +183,29 @@ class Beats(Service):
         return self._pulse.silence > self._lease.duration.total_seconds()
 
     async def _beat(self, worker_id: int) -> None:
-        held = {hand.claim.id for hand in self._hands.all() if not hand.submitted and hand.task is not None}
+        held = [hand.claim for hand in self._hands.all() if not hand.submitted and hand.task is not None]
         beat = await workers.beat(self._database, worker_id, self._lease.duration, len(held), self._every)
         if beat is None:
             self._tell(self._on_lost, worker_id)
             return
-        gone = frozenset(held - beat.carried)
+        gone = frozenset(claim for claim in held if beat.carried.get(claim.id) != claim.fence)
         if gone:
             self._tell(self._on_gone, gone)
-        strays = sorted(beat.old - self._hands.ids())
+        strays = self._hands.give_back({i: beat.carried[i] for i in beat.old})
         if strays:
-            await self._return(worker_id, strays)
+            await self._return(worker_id, beat, strays)
         if _probes.hooks:
             await _probes.reach("heartbeat.beaten", worker_id=worker_id)
 
-    async def _return(self, worker_id: int, strays: list[int]) -> None:
+    async def _return(self, worker_id: int, beat: Beat, strays: list[int]) -> None:
         """Give back rows that carry our id and are not in our hands: the answer to their claim was lost."""
-        carried = {id_: key for id_, key, _ in await instances.find_carried(self._database, [worker_id])}
-        queues = await instances.release(self._database, worker_id, [(i, carried.get(i)) for i in strays])
-        self._tell(self._on_strays, queues, len(strays))
+        traces = await instances.verify(self._database, strays)
+        # Others have gone on since the beat, and may even be claimed anew. What has not is nobody's but ours to touch.
+        lost = [
+            (i, beat.old[i])
+            for i in strays
+            if (t := traces.get(i)) is not None and (t.worker_id, t.fence) == (worker_id, beat.carried[i])
+        ]
+        if lost:
+            queues = await instances.release(self._database, worker_id, lost)
+            self._tell(self._on_strays, queues, len(lost))

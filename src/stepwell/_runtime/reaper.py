@@ -15,13 +15,13 @@ from stepwell._runtime.tally import Tally
 from stepwell._service import Service
 from stepwell._store import instances, keys, workers
 from stepwell._store.database import Database
-from stepwell._store.instances import Reaped
+from stepwell._store.instances import Carried, Reaped
 
 log = logging.getLogger("stepwell")
 
 
 class Reaper(Service):
-    """Any worker can be it; the advisory lock says which one is, for the length of one tick."""
+    """Any worker can be it. All look now and then; an advisory lock says which one acts."""
 
     def __init__(
         self,
@@ -46,22 +46,27 @@ class Reaper(Service):
     async def tick(self) -> float | None:
         self._forget_versions()
         if self._lease.is_held:
-            async with workers.elected(self._database, "reaper") as elected:
-                if elected:
-                    await self._reap()
-                    await self._free()
-                    await workers.forget(self._database)
+            if lost := await self._find_lost():
+                await self._reap(lost)
+            await self._free()
+            await workers.forget(self._database)
         return self._every * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret
 
-    async def _reap(self) -> None:
-        while lost := await instances.find_lost(self._database, self._lease.worker_id, self._lease.duration):
-            reaped, freed = await instances.reap(self._database, lost, self._max_crashes)
-            self.report(reaped)
-            self._wake(freed)
-            if _probes.hooks:
-                await _probes.reach("reaper.reaped", ids=[row.id for row in reaped])
-            if not reaped:  # what is left is locked by others; the next tick comes for it
-                return
+    async def _find_lost(self) -> list[Carried]:
+        return await instances.find_lost(self._database, self._lease.worker_id, self._lease.duration)
+
+    async def _reap(self, lost: list[Carried]) -> None:
+        """Everybody looks; who finds something first acts, and the others leave it to that one."""
+        async with workers.elected(self._database, "reaper") as elected:
+            while elected and lost:
+                reaped, freed = await instances.reap(self._database, lost, self._max_crashes)
+                self.report(reaped)
+                self._wake(freed)
+                if _probes.hooks:
+                    await _probes.reach("reaper.reaped", ids=[row.id for row in reaped])
+                if not reaped:  # what is left is locked by others; the next tick comes for it
+                    return
+                lost = await self._find_lost()
 
     async def _free(self) -> None:
         """Free what should not be held any more; normally finds nothing."""

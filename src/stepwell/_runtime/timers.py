@@ -14,6 +14,7 @@ from stepwell._store import instances
 from stepwell._store.database import Database
 
 MARGIN = 0.001  # wake just after the instant, not just before it
+LOCKED_PAUSE = 0.02  # a due row is locked, by a client that begins to wait for it or by a foreign transaction
 FULL_TICK = 1_000
 
 
@@ -57,7 +58,9 @@ class Timers(Service):
         if seen.freed == FULL_TICK:
             return 0.0
         pause = self._next_pause(is_busy=bool(seen.ready))
-        return pause if seen.next_due is None else min(pause, seen.next_due + MARGIN)
+        if seen.next_due is None:
+            return pause
+        return min(pause, seen.next_due + MARGIN if seen.next_due > 0 else LOCKED_PAUSE)
 
     def _next_pause(self, *, is_busy: bool) -> float:
         """Poll slower and slower while nothing happens, with jitter, so that a fleet does not poll in step."""

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from stepwell._core.faults import StoreFault
+from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
 from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.executor import Executor
@@ -159,7 +160,7 @@ class Worker:
             return
         hand = self._hands.get(int(id_))
         if hand is not None and hand.claim.fence < int(fence):
-            self._lose_claims(frozenset({int(id_)}))
+            self._lose_claims(frozenset({hand.claim}))
 
     def _take_offer(self, queue: str, count: int) -> bool:
         """Work announced in this process: True if there is room here for all of it."""
@@ -212,9 +213,10 @@ class Worker:
                 self._wake_claimer()
                 return
 
-    def _lose_claims(self, instance_ids: frozenset[int]) -> None:
-        """Single claims are gone (reaped, or given back): stop their steps."""
-        lost = [i for i in instance_ids if (hand := self._hands.get(i)) is not None and not hand.submitted]
+    def _lose_claims(self, claims: frozenset[Claim]) -> None:
+        """Single claims are gone (reaped, or given back): stop their steps. What was claimed anew since is not."""
+        hands = [self._hands.get(claim.id) for claim in claims]
+        lost = [h.claim.id for h in hands if h is not None and h.claim in claims and not h.submitted]
         if lost:
             self._hands.abandon(lost, "the claim of this step is lost")
             log.warning("worker: %d claims were lost; their steps were stopped", len(lost))

@@ -11,10 +11,11 @@ CREATE OR REPLACE FUNCTION stepwell.now()
 RETURN now();
 
 create table stepwell.instance_data (
-  id      bigint not null,
-  state   jsonb not null,
-  result  jsonb,
-  error   jsonb,
+  id        bigint not null,
+  state     jsonb not null,
+  result    jsonb,
+  error     jsonb,
+  operated  jsonb,
   constraint instance_data_pkey PRIMARY KEY (id)
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0);
 
@@ -103,6 +104,7 @@ create table stepwell.machines (
   steps       text[] not null,
   active      boolean not null,
   updated_at  timestamp with time zone default now() not null,
+  retention   interval default '1 day'::interval,
   constraint machines_pkey PRIMARY KEY (name, version)
 );
 CREATE UNIQUE INDEX machines_active ON stepwell.machines USING btree (name)
@@ -114,6 +116,28 @@ create table stepwell.meta (
   migrated_at  timestamp with time zone default now() not null,
   constraint meta_pkey PRIMARY KEY (singleton),
   constraint meta_singleton_check CHECK (singleton)
+);
+
+create table stepwell.signals (
+  id           bigint generated always as identity not null,
+  instance_id  bigint not null,
+  sent_at      timestamp with time zone not null,
+  consumed     boolean default false not null,
+  name         text collate "C" not null,
+  dedup_key    text collate "C",
+  payload      jsonb,
+  constraint signals_pkey PRIMARY KEY (id)
+) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0);
+CREATE UNIQUE INDEX signals_dedup ON stepwell.signals USING btree (instance_id, dedup_key)
+  WHERE (dedup_key IS NOT NULL);
+CREATE INDEX signals_inbox ON stepwell.signals USING btree (instance_id, id);
+
+create table stepwell.tombstones (
+  tenant       text collate "C" not null,
+  key          text collate "C" not null,
+  instance_id  bigint not null,
+  buried_at    timestamp with time zone not null,
+  constraint tombstones_pkey PRIMARY KEY (tenant, key)
 );
 
 create table stepwell.workers (
@@ -128,6 +152,7 @@ create table stepwell.workers (
   started_at    timestamp with time zone default now() not null,
   beat_at       timestamp with time zone default now() not null,
   lease_until   timestamp with time zone not null,
+  has_left      boolean default false not null,
   steady_since  timestamp with time zone default now() not null,
   begun_at      timestamp with time zone default '-infinity'::timestamp with time zone not null,
   waiting       bigint[] default '{}'::bigint[] not null,
@@ -135,4 +160,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (1);
+insert into stepwell.meta (version) values (2);

@@ -35,8 +35,8 @@ class Neighbour:
 class Beat:
     """What the database says a worker carries."""
 
-    carried: frozenset[int]
-    old: frozenset[int]
+    carried: dict[int, int]  # instance to fence
+    old: dict[int, str | None]  # those older than a beat, instance to concurrency key
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ async def register(
 async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, old: timedelta) -> Beat | None:
     """Renew the lease; None if the worker was buried."""
     rows = await db.fetch("workers/beat", worker_id, lease, running, old)
-    return Beat(frozenset(rows[0]["carried"]), frozenset(rows[0]["old"])) if rows else None
+    if not rows:
+        return None
+    [(carried, fences, old_ones, keys)] = rows
+    return Beat(dict(zip(carried, fences, strict=True)), dict(zip(old_ones, keys, strict=True)))
 
 
 async def begin(

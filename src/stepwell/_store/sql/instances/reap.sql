@@ -1,5 +1,6 @@
 -- Return rows of workers without a live lease to their queues; end those that have crashed too often.
--- Keeps: attempt and crashes grow only where the step had begun (workers.begun_at, less workers.waiting); a step that
+-- Keeps: attempt and crashes grow only where the step had begun (workers.begun_at, less workers.waiting; a worker that
+--   was forgotten carried nothing then, so what it has claimed since has not begun); a step that
 --   a drain cut off counts as an attempt, not as a crash (workers.has_left);
 --   at $2 crashes in a row of one step the instance fails instead of killing the next worker.
 --   Who is dead is decided on the snapshot, and then the very same claims (id and fence) are locked. Joined to its
@@ -11,7 +12,7 @@
 --   and the parent at which its end is to be counted.
 with dead as materialized (
   select i.id, i.fence, coalesce(w.has_left, false) as has_left,
-         coalesce(i.claimed_at <= w.begun_at and not i.id = any (w.waiting), true) as begun
+         coalesce(i.claimed_at <= w.begun_at and not i.id = any (w.waiting), false) as begun
   from stepwell.instances i
   left join stepwell.workers w on w.id = any (array[i.worker_id])
   where i.id = any ($1::bigint[]) and i.status || '' = 'executing'

@@ -10,7 +10,8 @@ with entries as materialized (
   select e.*, nextval('stepwell.instances_id_seq') as id,
          coalesce(e.at, stepwell.now() + e.delay, stepwell.now()) as due_at
   from unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::smallint[], $6::interval[], $7::timestamptz[],
-              $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::integer[], $15::integer[])
+              $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::integer[],
+              $15::integer[])
        with ordinality as e(machine, version, step, queue, priority, delay, at,
                             tenant, key, key_scope, concurrency_key, state, parent_id, parent_round, child_index,
                             position)

@@ -4,7 +4,8 @@
 --   next look.
 -- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined).
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
--- Returns: one row: how many came due, their queues, the queues of $1 with work, seconds to the next due time.
+-- Returns: one row: how many came due, their queues, the queues of $1 with work, seconds to the next due time
+--   (not above 0: a row is due, and somebody holds it locked).
 with due as materialized (
   select i.id
   from stepwell.instances i
@@ -43,10 +44,14 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
              where exists (select from stepwell.instances i
                            where i.queue = q.name and i.status = 'runnable' and i.hold is null
                            offset 0)) as ready,
-       extract(epoch from least((select min(i.due_at)
+       extract(epoch from least((select i.due_at
                                  from stepwell.instances i
-                                 where i.status = 'runnable' and i.hold = 'due' and i.due_at > stepwell.now()),
-                                (select min(i.deadline)
+                                 where i.status = 'runnable' and i.hold = 'due' and i.id not in (select id from due)
+                                 order by i.due_at
+                                 limit 1),
+                                (select i.deadline
                                  from stepwell.instances i
-                                 where i.deadline > stepwell.now()))
+                                 where i.deadline is not null and i.id not in (select id from expired)
+                                 order by i.deadline
+                                 limit 1))
                           - stepwell.now())::float8 as next_due

@@ -1,5 +1,6 @@
 -- End instances as cancelled. The fence grows, so that an outcome on its way is dropped. The inbox stays, closed.
--- Keeps: what it was doing (`operated`), for a retry; only rows that have not ended; side rows only of those. Run after operators/lock.sql.
+-- Keeps: what it was doing (`operated`), for a retry; only rows that have not ended; side rows only of those.
+--   Run after operators/lock.sql.
 -- Index: the primary key (|| '': no other). Locks: the rows (ours already).
 -- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent whose join
 --   it counts at.

@@ -1,4 +1,5 @@
--- Lock instances, parents and children together, in id order. Index: the primary key. Waits for whoever holds them.
+-- Lock instances, parents and children together, in id order. Index: the primary key.
+-- Locks: the rows, no key update; waits for whoever holds them. Returns: the locked ids.
 select i.id
 from stepwell.instances i
 where i.id = any ($1::bigint[])

@@ -1,0 +1,75 @@
+"""One outcome that Postgres refuses, among a hundred in one flush: the others commit, and its machine handles it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepwell import Context, Done, Machine, Next, Outcome, step
+from stepwell.testing import Harness, armed
+from tests.conftest import MakeHarness
+
+REFUSE = "alter table stepwell.instance_data add constraint no_poison check (state ->> 'poison' is null)"
+POISON = {"poison": "deadly"}
+
+
+class Taster(Machine, initial="taste"):
+    """Takes whatever it is told to into its state."""
+
+    @step
+    async def taste(self, ctx: Context[Any]) -> Next:
+        return Next(self.tell, state={"tasted": True, **(POISON if ctx.state["is_poisoned"] else {})})
+
+    @step
+    async def tell(self, ctx: Context[Any]) -> Done:
+        return Done("alive")
+
+    async def handle(self, error: BaseException, ctx: Context[Any]) -> Outcome:
+        return Done(f"{type(error).__name__}, {ctx.state}")
+
+
+class Addict(Taster, initial="taste"):
+    """Answers the refusal of an outcome with another one that is refused."""
+
+    async def handle(self, error: BaseException, ctx: Context[Any]) -> Outcome:
+        return Done("never", state=POISON)
+
+
+@pytest.fixture
+async def h(make_harness: MakeHarness) -> Harness:
+    harness = await make_harness([Taster, Addict])
+    await harness.sql(REFUSE)
+    return harness
+
+
+async def test_of_a_hundred_outcomes_in_one_flush_the_poisonous_one_goes_to_handle_and_the_rest_commit(
+    h: Harness,
+) -> None:
+    tasters = await h.engine.start_many([(Taster, {"is_poisoned": n == 41}) for n in range(100)])
+    with armed("executor.returned", hold=True) as returned, armed("flusher.before_commit") as flushed:
+        async with h.engine.worker({"default": 100}) as worker:
+            await returned.reached(100)
+            returned.release()
+
+            results = [await taster.result(timeout=20) for taster in tasters]
+
+    assert len(flushed.facts[0]["ids"]) == 100
+    assert results.pop(41) == "RefusedByDatabase, {'is_poisoned': True}"
+    assert results == ["alive"] * 99
+    assert worker.tally.refused == 1
+    assert worker.tally.steps == 100 + 99
+    fences = await h.sql("select fence, count(*)::integer from stepwell.instances group by 1 order by 1")
+    assert [tuple(row) for row in fences] == [(2, 1), (4, 99)]
+
+
+async def test_an_instance_whose_handle_is_refused_too_fails_with_the_refusal(h: Harness) -> None:
+    addict = await h.engine.start(Addict, {"is_poisoned": True})
+
+    async with h.engine.worker():
+        end = await addict.wait(timeout=20)
+
+    assert end.status == "failed"
+    assert end.error is not None
+    assert end.error.type == "RefusedByDatabase"
+    assert "no_poison" in end.error.message

@@ -1,0 +1,185 @@
+"""Making and opening an engine: settings, URLs, servers and schemas that are not what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from stepwell import (
+    Context,
+    DatabaseUnreachable,
+    Done,
+    Engine,
+    InvalidDatabaseURL,
+    Machine,
+    SchemaOutdated,
+    SchemaTooNew,
+    SettingError,
+    step,
+)
+from tests.conftest import MakeHarness
+
+URL = "postgresql://user:secret@localhost/db"
+
+
+class Order(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"leese": timedelta(seconds=1)}, "setting 'leese': is unknown; did you mean 'lease'"),
+        ({"lease": 60}, "setting 'lease': expected a timedelta, got 60"),
+        ({"max_crashes": 0}, "setting 'max_crashes': 0 is out of range"),
+        ({"queues": {"default": 0}}, "setting 'queues': 'default' has 0 slots"),
+        ({"heartbeat": timedelta(seconds=21)}, "setting 'heartbeat': 0:00:21 is longer than a third of the lease"),
+    ],
+)
+def test_a_wrong_setting_fails_at_construction_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Engine(URL, **settings)
+
+
+def test_the_environment_sets_what_keywords_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPWELL_POLL", "0.5")
+    monkeypatch.setenv("STEPWELL_QUEUES", "mail=3")
+    monkeypatch.setenv("STEPWELL_TENANT", "acme")
+
+    engine = Engine(URL, tenant="other")
+
+    assert (engine.settings.poll, engine.settings.queues) == (timedelta(seconds=0.5), {"mail": 3})
+    assert engine.settings.tenant == "other"
+
+
+def test_a_wrong_variable_fails_at_construction_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPWELL_LEASE", "a minute")
+
+    with pytest.raises(SettingError, match="STEPWELL_LEASE='a minute' does not parse"):
+        Engine(URL)
+
+
+async def test_a_wrong_setting_of_a_worker_is_refused_by_name(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    with pytest.raises(SettingError, match="setting 'prefech': is unknown; did you mean 'prefetch'"):
+        async with h.engine.worker(prefech=3):
+            pass
+
+
+@pytest.mark.parametrize("url", ["", "localhost/db", "mysql://localhost/db", "sqlite:///file", 5])
+def test_a_url_of_no_postgres_is_refused_at_construction(url: Any) -> None:
+    with pytest.raises(InvalidDatabaseURL, match="expected postgresql://user:password@host:5432/database"):
+        Engine(url)
+
+
+@pytest.mark.parametrize("url", ["postgresql://localhost:none/db", "postgresql://[::1/db"])
+async def test_a_url_that_does_not_parse_is_refused_when_opened(url: str) -> None:
+    with pytest.raises(DatabaseUnreachable):
+        async with Engine(url):
+            pass
+
+
+async def test_a_port_where_nobody_listens_is_unreachable_and_the_password_is_not_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+        with pytest.raises(DatabaseUnreachable) as caught:
+            async with Engine(f"postgresql://user:secret@127.0.0.1:{port}/db"):
+                pass
+
+    assert caught.value.where == f"postgresql://user@127.0.0.1:{port}/db"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b"N", b"\x00" * 64])
+async def test_a_port_that_speaks_no_postgres_is_unreachable(greeting: bytes) -> None:
+    async with answering(greeting) as port:
+        with pytest.raises(DatabaseUnreachable, match=f"no Postgres answers at postgresql://127.0.0.1:{port}/db"):
+            async with Engine(f"postgresql://127.0.0.1:{port}/db"):
+                pass
+
+
+async def test_a_database_that_is_not_there_is_unreachable(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    [row] = await h.sql("select current_database() as name")
+    elsewhere = h.url.replace(row["name"], "nowhere")
+
+    with pytest.raises(DatabaseUnreachable, match="nowhere"):
+        async with Engine(elsewhere):
+            pass
+
+
+async def test_a_user_that_is_not_there_is_unreachable(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    parts = urlsplit(h.url)
+
+    with pytest.raises(DatabaseUnreachable, match="nobody_we_know"):
+        async with Engine(urlunsplit(parts._replace(netloc="nobody_we_know@" + parts.netloc.rpartition("@")[2]))):
+            pass
+
+
+async def test_a_missing_schema_says_how_to_migrate_and_migrating_helps(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    await h.sql("drop schema stepwell cascade")
+    engine = h.another_engine()
+
+    with pytest.raises(SchemaOutdated, match=r"is missing, version .* is needed; run: stepwell migrate") as caught:
+        async with engine:
+            pass
+    applied = await engine.migrate()
+    async with engine, engine.worker():
+        handle = await engine.start(Order)
+        await handle.result(timeout=30)
+
+    assert (caught.value.found, applied[0]) == (0, "0001_foundation")
+    assert await h.another_engine().migrate() == []
+
+
+async def test_a_schema_of_a_later_release_is_refused_by_every_door(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    await h.sql("update stepwell.meta set version = 999")
+    engine = h.another_engine()
+
+    with pytest.raises(SchemaTooNew, match="is at version 999, this Stepwell knows up to"):
+        async with engine:
+            pass
+    with pytest.raises(SchemaTooNew):
+        await engine.migrate()
+
+
+async def test_an_engine_that_could_not_open_leaves_no_connection(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    await h.engine.close()
+    await h.sql("update stepwell.meta set version = 999")
+
+    with pytest.raises(SchemaTooNew):
+        async with h.another_engine():
+            pass
+
+    connected = "select from pg_stat_activity where datname = current_database() and application_name like 'stepwell%'"
+    assert await h.sql(connected) == []
+
+
+@asynccontextmanager
+async def answering(greeting: bytes) -> AsyncIterator[int]:
+    """A TCP server that reads a little, answers with the greeting, and hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(greeting)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]

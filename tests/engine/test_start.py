@@ -1,0 +1,207 @@
+"""Rule 25 and the doors: what `start` and `start_many` take, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import (
+    Context,
+    Done,
+    EngineClosed,
+    InvalidInput,
+    InvalidState,
+    Machine,
+    PayloadTooLarge,
+    Status,
+    UnknownMachine,
+    UnknownStep,
+    step,
+)
+from tests.conftest import MakeHarness
+
+NOON = datetime(2040, 1, 1, 12, tzinfo=UTC)
+
+
+class Order(Machine, queue="checkout"):
+    @dataclass
+    class State:
+        count: int = 0
+        note: str = ""
+
+    @step
+    async def start(self, ctx: Context[State]) -> Done:
+        return Done(ctx.state.count)
+
+    @step
+    async def ship(self, ctx: Context[State]) -> Done:
+        return Done()
+
+
+class Unregistered(Machine, name="Ordr"):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done()
+
+
+async def test_a_start_is_committed_with_all_it_was_given(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    handle = await h.engine.start(
+        Order, {"count": 4}, queue="fast", priority=-3, at=NOON, step=Order.ship, concurrency_key="a", tenant="acme"
+    )
+    started = await handle.get()
+
+    assert (started.id, started.machine, started.version, started.step) == (handle.id, "Order", 1, "ship")
+    assert (started.queue, started.priority, started.due_at) == ("fast", -3, NOON)
+    assert (started.concurrency_key, started.tenant, started.state) == ("a", "acme", {"count": 4, "note": ""})
+    assert (started.status, started.attempt, started.result, started.error) == (Status.RUNNABLE, 0, None, None)
+
+
+async def test_the_tenant_of_the_engine_is_the_default(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order], tenant="acme")
+
+    handle = await h.engine.start(Order)
+
+    assert (await handle.get()).tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": 32_768}, r"^priority: 32768 is out of range"),
+        ({"priority": 1.5}, r"^priority: expected a whole number, got 1\.5"),
+        ({"delay": timedelta(days=40_000)}, r"^delay: .* is out of range"),
+        ({"delay": timedelta(microseconds=-1)}, r"^delay: .* is out of range"),
+        ({"delay": 5}, r"^delay: expected a timedelta, got 5"),
+        ({"at": datetime(2040, 1, 1)}, r"^at: .* is naive"),  # noqa: DTZ001 - the point
+        ({"at": datetime(9_999, 1, 1, tzinfo=UTC)}, r"^at: .* is out of range"),
+        ({"delay": timedelta(1), "at": NOON}, r"^delay: both delay and at are given"),
+        ({"queue": ""}, r"^queue: the queue's name is empty"),
+        ({"queue": "a\x00"}, r"^queue: .*does not print"),
+        ({"queue": "x" * 201}, r"^queue: .*201 characters"),
+        ({"concurrency_key": "x" * 201}, r"^concurrency_key: has 201 characters"),
+        ({"tenant": "\ud800"}, r"^tenant: has a lone surrogate"),
+    ],
+)
+async def test_rule_25_what_is_out_of_range_is_refused_at_the_door(
+    make_harness: MakeHarness, options: dict[str, Any], message: str
+) -> None:
+    """Rule 25: refused at the door, with the name of the field; nothing is stored."""
+    h = await make_harness([Order])
+
+    with pytest.raises(InvalidInput, match=message):
+        await h.engine.start(Order, **options)
+
+    assert (await h.engine.insights.list()).items == []
+
+
+async def test_rule_25_the_edges_of_every_range_are_taken(make_harness: MakeHarness) -> None:
+    """Rule 25: what the door takes, the database can hold."""
+    h = await make_harness([Order])
+
+    handles = [
+        await h.engine.start(Order, priority=-32_768),
+        await h.engine.start(Order, priority=32_767),
+        await h.engine.start(Order, delay=timedelta(days=36_500)),
+        await h.engine.start(Order, at=datetime(9_000, 12, 31, tzinfo=UTC)),
+        await h.engine.start(Order, at=datetime(1, 1, 1, tzinfo=UTC)),
+        await h.engine.start(Order, queue="ü" * 200, concurrency_key="ü" * 200, tenant="ü" * 200),
+    ]
+
+    assert [(await handle.get()).id for handle in handles] == [handle.id for handle in handles]
+
+
+async def test_a_wrong_name_is_refused_with_the_near_miss(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    with pytest.raises(UnknownMachine, match=r"'Ordr' is not registered.*did you mean 'Order'"):
+        await h.engine.start(Unregistered)
+    with pytest.raises(UnknownStep, match="has no step 'shp'; did you mean 'ship'"):
+        await h.engine.start(Order, step="shp")
+    with pytest.raises(InvalidState, match=r"coutn.*did you mean 'count'"):
+        await h.engine.start(Order, {"coutn": 1})
+
+
+async def test_a_state_that_does_not_fit_is_refused_by_its_place(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    with pytest.raises(InvalidState, match=r"state\.count: expected int, got str"):
+        await h.engine.start(Order, {"count": "many"})
+    with pytest.raises(InvalidInput, match=r"state\.note: .*NUL"):
+        await h.engine.start(Order, {"note": "a\x00b"})
+    with pytest.raises(PayloadTooLarge, match=r"state: .* bytes are more than max_payload"):
+        await h.engine.start(Order, {"note": "x" * 2_000_000})
+
+
+async def test_start_many_keeps_the_order_of_twelve_thousand(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    handles = await h.engine.start_many([Order.child({"count": n}) for n in range(12_000)])
+    rows = await h.sql("select id, (state->>'count')::int as count from stepwell.instance_data order by id")
+
+    assert [(row["id"], row["count"]) for row in rows] == [(handle.id, n) for n, handle in enumerate(handles)]
+
+
+async def test_start_many_stores_nothing_if_one_entry_is_bad(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    with pytest.raises(InvalidState, match=r"state\.count") as caught:
+        await h.engine.start_many([Order, (Order, {"count": 1}), (Order, {"count": "bad"}), Order])
+
+    assert caught.value.__notes__ == ["in entry 2"]
+    assert (await h.engine.insights.list()).items == []
+
+
+async def test_start_many_stores_nothing_if_the_database_refuses_a_late_chunk(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    await h.sql("alter table stepwell.instances add constraint picky check (priority <> 13)")
+
+    with pytest.raises(Exception, match="picky"):
+        await h.engine.start_many([*[Order] * 11_999, Order.child(priority=13)])
+
+    assert (await h.engine.insights.list()).items == []
+
+
+async def test_start_many_of_nothing_is_nothing(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    assert await h.engine.start_many([]) == []
+
+
+async def test_start_many_is_run(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    async with h.engine.worker({"checkout": 10}):
+        handles = await h.engine.start_many([Order.child({"count": n}) for n in range(100)])
+
+        assert [await handle.result(timeout=30) for handle in handles] == list(range(100))
+
+
+async def test_every_door_of_a_closed_engine_says_so(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    closed = h.another_engine()
+
+    for call in (lambda: closed.start(Order), lambda: closed.start_many([Order]), lambda: closed.get(1),
+                 lambda: closed.wait(1)):  # fmt: skip
+        with pytest.raises(EngineClosed, match="async with engine"):
+            await call()
+    with pytest.raises(EngineClosed):
+        closed.insights  # noqa: B018 - asking is the test
+    with pytest.raises(EngineClosed):
+        async with closed.worker():
+            pass
+
+
+async def test_an_engine_can_be_opened_again(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    engine = h.another_engine()
+    async with engine:
+        first = await engine.start(Order)
+
+    async with engine:
+        assert (await engine.get(first.id)).id == first.id
+    with pytest.raises(EngineClosed):
+        await first.get()

@@ -1,0 +1,153 @@
+"""Rule 27: shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+from stepwell import Context, Done, Machine, Next, Status, step
+from stepwell.testing import Harness
+from tests.conftest import MakeHarness
+from tests.runtime.graves import let_reap
+from tests.support.waiting import draining, eventually
+
+OFTEN = timedelta(milliseconds=20)
+
+
+class Gated(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        if not ctx.resources["entered"].is_set():
+            ctx.resources["entered"].set()
+            await ctx.resources["gate"].wait()
+        return Done(ctx.attempt)
+
+    @step
+    async def first(self, ctx: Context[Any]) -> Next:
+        ctx.resources["entered"].set()
+        await ctx.resources["gate"].wait()
+        return Next(self.second)
+
+    @step
+    async def second(self, ctx: Context[Any]) -> Done:
+        return Done("second")
+
+    @step
+    def in_a_thread(self, ctx: Context[Any]) -> Done:
+        if ctx.attempt == 0:
+            ctx.resources["thread entered"].set()
+            ctx.resources["thread gate"].wait(60)
+        return Done(ctx.attempt)
+
+
+async def gated(make_harness: MakeHarness, **settings: Any) -> tuple[Harness, dict[str, Any]]:
+    resources: dict[str, Any] = {
+        "entered": asyncio.Event(), "gate": asyncio.Event(), "thread entered": threading.Event(),
+        "thread gate": threading.Event(),
+    }  # fmt: skip
+    return await make_harness([Gated], resources=resources, **settings), resources
+
+
+async def executing(harness: Harness) -> int:
+    [row] = await harness.sql("select count(*) from stepwell.instances where status = 'executing'")
+    return int(row["count"])
+
+
+async def test_rule_27_what_was_claimed_but_not_started_is_released_and_what_runs_ends(
+    make_harness: MakeHarness,
+) -> None:
+    """Rule 27: release what was claimed but not started, finish what runs within drain_timeout."""
+    h, resources = await gated(make_harness, drain_timeout=timedelta(seconds=60))
+    handles = await h.engine.start_many([Gated] * 6)
+
+    async def open_when_released() -> None:
+        await eventually(lambda: is_executing(h, 1))
+        resources["gate"].set()
+
+    async with h.engine.worker({"default": 1}, prefetch=5) as worker:
+        await resources["entered"].wait()
+        await eventually(lambda: is_executing(h, 6))
+        opening = asyncio.create_task(open_when_released())
+    await opening
+
+    ended = [await handle.get() for handle in handles]
+    assert [snapshot.status for snapshot in ended] == [Status.DONE, *[Status.RUNNABLE] * 5]
+    assert [(s.attempt, s.crashes, s.worker_id) for s in ended] == [(0, 0, None)] * 6
+    assert worker.tally.steps == 1
+
+
+async def test_rule_27_what_was_released_runs_elsewhere_at_once(make_harness: MakeHarness) -> None:
+    """Rule 27: a released row waits for nobody's lease."""
+    h, resources = await gated(make_harness, drain_timeout=timedelta(seconds=60))
+    first, *others = await h.engine.start_many([Gated] * 4)
+
+    async with h.another_engine() as engine, AsyncExitStack() as first_worker:
+        await first_worker.enter_async_context(h.engine.worker({"default": 1}, prefetch=3))
+        await eventually(lambda: is_executing(h, 4))
+        async with engine.worker():
+            leaving = asyncio.create_task(first_worker.aclose())
+            results = [await handle.result(timeout=30) for handle in others]
+            resources["gate"].set()
+            await leaving
+
+    assert (results, await first.result(timeout=30)) == ([0] * 3, 0)
+
+
+async def test_rule_27_a_draining_worker_claims_nothing_more(make_harness: MakeHarness) -> None:
+    """Rule 27: stop claiming: the step that runs commits its Next, and its next step is for another worker."""
+    h, resources = await gated(make_harness, drain_timeout=timedelta(seconds=60))
+    handle = await h.engine.start(Gated, step="first")
+
+    async def open_when_draining() -> None:
+        await draining(worker)
+        resources["gate"].set()
+
+    async with h.engine.worker() as worker:
+        await resources["entered"].wait()
+        opening = asyncio.create_task(open_when_draining())
+    await opening
+
+    left = await handle.get()
+    assert (left.step, left.status, left.hold, worker.tally.steps) == ("second", Status.RUNNABLE, None, 1)
+
+
+async def test_rule_27_what_does_not_end_in_time_is_left_to_the_reaper(make_harness: MakeHarness) -> None:
+    """Rule 27: then leave the rest to the reaper: another worker runs it, as an attempt and not as a crash."""
+    h, resources = await gated(make_harness, drain_timeout=timedelta(0), reap=OFTEN)
+    handle = await h.engine.start(Gated)
+    async with h.engine.worker() as first:
+        await resources["entered"].wait()
+        first_id = first.id
+    left = await handle.get()
+
+    async with h.another_engine() as other, other.worker():
+        await let_reap(h)
+        result = await handle.result(timeout=30)
+
+    assert (left.status, left.worker_id) == (Status.EXECUTING, first_id)
+    assert (result, (await handle.get()).crashes) == (1, 0)
+
+
+async def test_rule_27_a_sync_step_left_behind_can_not_commit_any_more(make_harness: MakeHarness) -> None:
+    """Rules 1 and 27: a thread can not be stopped, but its outcome is dropped."""
+    h, resources = await gated(make_harness, drain_timeout=timedelta(0), reap=OFTEN)
+    handle = await h.engine.start(Gated, step="in_a_thread")
+    async with h.engine.worker() as first:
+        await eventually(resources["thread entered"].is_set)
+    stuck = first.stuck_threads
+
+    async with h.engine.worker():
+        await let_reap(h)
+        result = await handle.result(timeout=30)
+        before = await handle.get()
+        resources["thread gate"].set()
+        await eventually(lambda: first.stuck_threads == 0)
+
+    assert (stuck, result, await handle.get()) == (1, 1, before)
+
+
+async def is_executing(harness: Harness, expected: int) -> bool:
+    return await executing(harness) == expected

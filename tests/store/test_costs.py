@@ -1,0 +1,177 @@
+"""How many statements an operation costs, by our own counter and by the driver's log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from stepwell import Context, Done, Machine, step
+from stepwell._core.commits import Commit
+from stepwell._core.entries import NewInstance
+from stepwell._core.records import Claim
+from stepwell._core.status import Status
+from stepwell._store import instances, keys, workers
+from stepwell._store.database import Database
+from stepwell._store.workers import Place
+from stepwell.testing import armed
+from tests.conftest import MakeHarness
+from tests.store.tally import Tally
+from tests.support.waiting import eventually
+
+LABELS = ["order@1"]
+NO_POLL = timedelta(minutes=10)
+HOUSEKEEPING = {
+    "instances/tick", "workers/beat", "workers/elect", "instances/find_lost", "keys/find_idle",
+    "instances/unhold_version", "workers/forget", "BEGIN", "COMMIT",
+}  # fmt: skip
+
+
+class Order(Machine):
+    @step
+    async def start(self, ctx: Context[None]) -> Done:
+        return Done({"order": ctx.id})
+
+
+@pytest.fixture
+async def tally(database: Database) -> Tally:
+    made = Tally(database)
+    await made.attach()
+    return made
+
+
+def new(count: int, concurrency_key: str | None = None) -> list[NewInstance]:
+    return [
+        NewInstance(
+            machine="order", version=1, step="start", queue="default", priority=0, delay=None, at=None, tenant="",
+            concurrency_key=concurrency_key and f"{concurrency_key} {n}", state="{}",
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+async def enter_worker(database: Database) -> int:
+    return await workers.register(database, Place("h", "b", 1, "p"), "0", {}, LABELS, timedelta(hours=1))
+
+
+async def claims(database: Database, count: int, concurrency_key: str | None = None) -> list[Claim]:
+    worker = await enter_worker(database)
+    await instances.start(database, new(count, concurrency_key))
+    return (await instances.claim(database, worker, "default", count, LABELS)).claims
+
+
+def ended(given: Sequence[Claim]) -> list[Commit]:
+    return [Commit(claim=c, status=Status.DONE, step="start", version=1, attempt=0, result="{}") for c in given]
+
+
+@pytest.mark.parametrize("count", [1, 1_000])
+async def test_starting_any_number_is_one_statement(database: Database, tally: Tally, count: int) -> None:
+    started = await instances.start(database, new(count))
+
+    assert len(started) == count
+    await tally.shows("instances/start")
+
+
+async def test_start_many_of_a_thousand_is_one_statement(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    tally = Tally(h.engine._opened)
+    await tally.attach()
+
+    await h.engine.start_many([Order] * 1_000)
+    await eventually(lambda: tally.sent)
+
+    assert tally.sent.count("instances/start") == 1
+    assert set(tally.sent) <= {"instances/start", "notices/send"}
+
+
+async def test_a_claim_is_one_statement(database: Database, tally: Tally) -> None:
+    worker = await enter_worker(database)
+    await instances.start(database, new(50))
+    tally.clear()
+
+    claimed = await instances.claim(database, worker, "default", 50, LABELS)
+
+    assert len(claimed.claims) == 50
+    await tally.shows("instances/claim")
+
+
+async def test_beginning_is_one_statement_and_brings_the_states(database: Database, tally: Tally) -> None:
+    given = await claims(database, 50)
+    tally.clear()
+
+    states = await workers.begin(database, given[0].worker_id, given[0].claimed_at, [], [c.id for c in given])
+
+    assert set(states) == {c.id for c in given}
+    await tally.shows("workers/begin")
+
+
+@pytest.mark.parametrize("count", [3, 300])
+async def test_a_flush_of_plain_outcomes_is_one_statement(database: Database, tally: Tally, count: int) -> None:
+    given = await claims(database, count)
+    tally.clear()
+
+    flushed = await instances.flush(database, ended(given))
+
+    assert len(flushed.committed) == count
+    await tally.shows("instances/commit")
+
+
+@pytest.mark.parametrize("count", [3, 300])
+async def test_a_flush_with_concurrency_keys_is_three_in_one_transaction(
+    database: Database, tally: Tally, count: int
+) -> None:
+    given = await claims(database, count, "account")
+    tally.clear()
+
+    flushed = await instances.flush(database, ended(given))
+
+    assert len(flushed.committed) == count
+    await tally.shows("BEGIN", "keys/lock", "instances/commit", "keys/free", "COMMIT")
+
+
+async def test_waiting_behind_a_key_is_two_in_one_transaction(database: Database, tally: Tally) -> None:
+    await claims(database, 1, "account")
+    [behind] = await instances.start(database, new(1, "account"))
+    tally.clear()
+
+    held = await keys.hold(database, [behind.id], ["account 0"])
+
+    assert held == [behind.id]
+    await tally.shows("BEGIN", "keys/lock", "keys/hold", "COMMIT")
+
+
+async def test_a_look_at_the_clock_is_one_statement(database: Database, tally: Tally) -> None:
+    await instances.tick(database, ["default", "mail"])
+
+    await tally.shows("instances/tick")
+
+
+async def test_reading_and_waiting_for_what_has_settled_are_one_statement_each(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    order = await h.engine.start(Order)
+    async with h.engine.worker():
+        await order.result(timeout=10)
+    tally = Tally(h.engine._opened)
+    await tally.attach()
+
+    await order.get()
+    await tally.shows("instances/read")
+    tally.clear()
+    await order.wait(timeout=10)
+
+    await tally.shows("instances/read")
+
+
+async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order], poll=NO_POLL, max_poll=NO_POLL)
+    async with h.engine.worker() as worker:
+        tally = Tally(h.engine._opened, worker._database)
+        await tally.attach()
+
+        with armed("flusher.committed") as committed:
+            await h.engine.start(Order)
+            await committed.reached()
+
+        spent = [name for name in tally.sent if name not in HOUSEKEEPING]
+        assert spent == ["instances/start", "instances/claim", "workers/begin", "instances/commit"]

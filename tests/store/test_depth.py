@@ -1,0 +1,96 @@
+"""What lies around does not make a claim dearer: parked, ended, future, blocked, and what nobody can run."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from stepwell._store.database import WORKER
+from tests.store.backlog import LABELS
+from tests.store.plans import benched
+
+CLAIMED = 100
+INSERT = """
+insert into stepwell.instances
+  (machine, version, step, queue, due_at, created_at, updated_at, priority, status, hold, awaits, concurrency_key,
+   finished_at)
+select 'order', {version}, 'ship', 'default', now() + {due}, now(), now(), {priority}, '{status}', {hold}, {awaits},
+       {key}, {end}
+from generate_series(1, {rows}) as n
+"""
+PLAIN = {
+    "version": 1, "due": "n * interval '-1 second'", "priority": 0, "status": "runnable", "hold": "null",
+    "awaits": "null", "key": "null", "end": "null",
+}  # fmt: skip
+SURROUNDINGS = {
+    "1 million parked and 300,000 ended": [
+        {"rows": 1_000_000, "status": "awaiting_signal", "awaits": "'{paid}'"},
+        {"rows": 300_000, "status": "done", "end": "now()"},
+    ],
+    "100,000 behind one key": [{"rows": 100_000, "priority": -9, "hold": "'key'", "key": "'hot'"}],
+    "300,000 future and more urgent": [
+        {"rows": 300_000, "priority": -9, "hold": "'due'", "due": "n * interval '1 day'"}
+    ],
+    "100,000 that nobody can run": [{"rows": 100_000, "priority": -9, "hold": "'version'", "version": "7 + n % 3"}],
+}
+
+
+async def fill(connection: asyncpg.Connection, kind: dict[str, object]) -> None:
+    await connection.execute(INSERT.format(**{**PLAIN, **kind}))
+    await connection.execute("analyze stepwell.instances")
+
+
+async def cost_of_a_claim(url: str) -> int:
+    async with benched(url, WORKER) as bench:
+        plan = await bench.explain("instances/claim", 1, "default", CLAIMED, LABELS, [])
+    [claimed] = [node for node in plan.nodes if node.get("Subplan Name") == "CTE claimed"]
+    assert claimed["Actual Rows"] == CLAIMED
+    return plan.buffers
+
+
+@pytest.mark.parametrize("around", SURROUNDINGS)
+async def test_a_claim_costs_the_same_whatever_lies_around(
+    url: str, connection: asyncpg.Connection, around: str
+) -> None:
+    """Slow: the largest builds 1.3 million rows, in about ten seconds."""
+    await fill(connection, {"rows": 5_000})
+    alone = await cost_of_a_claim(url)
+
+    for kind in SURROUNDINGS[around]:
+        await fill(connection, kind)
+
+    surrounded = await cost_of_a_claim(url)
+    print(f"a claim of {CLAIMED}: {alone} buffers, with {around}: {surrounded}")  # noqa: T201 - for those who look
+    assert surrounded <= 2 * alone
+
+
+async def test_a_look_at_what_nobody_can_run_costs_a_step_per_version(url: str, connection: asyncpg.Connection) -> None:
+    await fill(connection, {"rows": 50_000, "hold": "'version'", "version": "7 + n % 3"})
+
+    async with benched(url, WORKER) as bench:
+        plan = await bench.explain("instances/unhold_version", LABELS, True, [])
+
+    assert plan.buffers <= 100
+    assert plan.indexes("instances") <= {"instances_unrunnable", "instances_pkey"}
+
+
+async def test_what_can_run_again_is_found_behind_what_can_not(url: str, connection: asyncpg.Connection) -> None:
+    await fill(connection, {"rows": 50_000, "hold": "'version'", "version": "7 + n % 3"})
+    await fill(connection, {"rows": 100, "hold": "'version'", "version": "10"})
+
+    async with benched(url, WORKER) as bench:
+        plan = await bench.explain("instances/unhold_version", ["order@10"], False, [])
+
+    assert plan.nodes[0]["Actual Rows"] == 100
+    assert plan.buffers <= 40 * 100
+
+
+async def test_a_key_used_over_and_over_is_resolved_by_one_probe(url: str, connection: asyncpg.Connection) -> None:
+    await fill(connection, {"rows": 20_000, "status": "done", "end": "now()"})
+    await connection.execute("update stepwell.instances set key = 'daily', key_scope = 'live'")
+    await connection.execute("vacuum analyze stepwell.instances")
+
+    async with benched(url, WORKER) as bench:
+        plan = await bench.explain("instances/find_key", "", "daily")
+
+    assert plan.buffers <= 12

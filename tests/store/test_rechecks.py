@@ -1,0 +1,231 @@
+"""What happened to a row after a statement's snapshot and before its lock is seen, and decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.store.cases import NOTHING
+from tests.store.gate import gate_before
+
+LABELS = ["order@1"]
+
+
+@pytest.fixture
+async def two(connection: asyncpg.Connection) -> tuple[int, int]:
+    """Two runnable rows; statements come to the first one first."""
+    rows = await connection.fetch(
+        "insert into stepwell.instances (machine, version, step, queue, due_at, created_at, updated_at) "
+        "select 'order', 1, 'ship', 'default', now() - interval '1 hour' + n * interval '1 second', now(), now() "
+        "from generate_series(1, 2) as n returning id"
+    )
+    first, second = (row["id"] for row in rows)
+    for id_ in (first, second):
+        await connection.execute("insert into stepwell.instance_data (id, state) values ($1, '{}')", id_)
+    return first, second
+
+
+async def enter_worker(connection: asyncpg.Connection, *, lives: bool = True) -> int:
+    return int(
+        await connection.fetchval(
+            "insert into stepwell.workers (host, boot, pid, process, release, queues, machines, lease_until, begun_at) "
+            "values ('h', 'b', 1, 'p', '0', '{}', '{order@1}', now() + $1 * interval '1 hour', 'infinity') "
+            "returning id",
+            1 if lives else -1,
+        )
+    )
+
+
+async def claim_for(connection: asyncpg.Connection, worker: int, *ids: int) -> None:
+    await connection.execute(
+        "update stepwell.instances set status = 'executing', worker_id = $1, claimed_at = now(), fence = fence + 1 "
+        "where id = any ($2::bigint[])",
+        worker,
+        list(ids),
+    )
+
+
+async def row(connection: asyncpg.Connection, id_: int) -> Any:
+    return await connection.fetchrow(
+        "select status, worker_id, fence, hold, attempt, crashes, watched, state::text as state "
+        "from stepwell.instances join stepwell.instance_data using (id) where id = $1",
+        id_,
+    )
+
+
+def outcome(ids: tuple[int, ...], worker: int, fence: int = 1) -> tuple[Any, ...]:
+    size = len(ids)
+    none = [None] * size
+    return (
+        list(ids), [worker] * size, [fence] * size, ["runnable"] * size, ["pack"] * size, [1] * size, [0] * size,
+        [NOTHING] * size, none, none, [False] * size, none, none, none, [True] * size, ['{"new": true}'] * size,
+        none, none,
+    )  # fmt: skip
+
+
+async def test_a_row_claimed_anew_is_not_reaped_from_its_live_worker(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    dead, alive = await enter_worker(connection, lives=False), await enter_worker(connection)
+    await claim_for(connection, dead, first, second)
+
+    async with gate_before(url, first) as gate:
+        reaping = await gate.send("instances/reap", [first, second], 10)
+        await claim_for(connection, alive, second)
+        await gate.open()
+        reaped = await reaping
+
+    assert [r["id"] for r in reaped] == [first]
+    assert (await row(connection, second))["worker_id"] == alive
+
+
+async def test_a_row_claimed_anew_by_a_worker_younger_than_the_snapshot_is_not_reaped(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    await claim_for(connection, await enter_worker(connection, lives=False), first, second)
+
+    async with gate_before(url, first) as gate:
+        reaping = await gate.send("instances/reap", [first, second], 10)
+        young = await enter_worker(connection)
+        await claim_for(connection, young, second)
+        await gate.open()
+        await reaping
+
+    assert (await row(connection, second))["worker_id"] == young
+
+
+async def test_a_claim_that_was_taken_away_is_not_committed(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    worker, other = await enter_worker(connection), await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+
+    async with gate_before(url, first) as gate:
+        committing = await gate.send("instances/commit", *outcome(two, worker))
+        await claim_for(connection, other, second)
+        await gate.open()
+        committed = await committing
+
+    assert [r["id"] for r in committed] == [first]
+    assert (await row(connection, second))["worker_id"] == other
+    assert (await row(connection, second))["state"] == "{}"
+
+
+async def test_a_mark_set_meanwhile_survives_the_commit_and_is_told(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+
+    async with gate_before(url, first) as gate:
+        committing = await gate.send("instances/commit", *outcome(two, worker))
+        await connection.execute("update stepwell.instances set watched = true where id = $1", second)
+        await gate.open()
+        committed = await committing
+
+    assert [(r["id"], r["watched"]) for r in committed] == [(first, False), (second, True)]
+    assert (await row(connection, second))["state"] == '{"new": true}'
+
+
+async def test_a_row_that_a_foreign_transaction_holds_leaves_the_batch(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+
+    async with gate_before(url, first) as gate:
+        committing = await gate.send("instances/commit", *outcome(two, worker))
+        async with connection.transaction():
+            await connection.execute("update stepwell.instances set watched = true where id = $1", second)
+            await gate.open()
+            committed = await committing
+
+    assert [r["id"] for r in committed] == [first]
+    assert (await row(connection, second))["status"] == "executing"
+
+
+async def test_a_row_changed_meanwhile_is_missed_by_the_claim_and_left_as_it_is(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+
+    async with gate_before(url, first) as gate:
+        claiming = await gate.send("instances/claim", 1, "default", 10, LABELS, [])
+        await connection.execute("update stepwell.instances set watched = true where id = $1", second)
+        await gate.open()
+        claimed = await claiming
+
+    assert [(r["verdict"], r["id"]) for r in claimed] == [("claimed", first), ("missed", None)]
+    assert tuple(await row(connection, second))[:2] == ("runnable", None)
+
+
+async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+
+    async with gate_before(url, first) as gate:
+        claiming = await gate.send("instances/claim", 1, "default", 10, LABELS, [])
+        await claim_for(connection, 7, second)
+        await gate.open()
+        claimed = await claiming
+
+    assert [(r["verdict"], r["id"]) for r in claimed] == [("claimed", first)]
+
+
+@pytest.mark.parametrize(
+    "change", ["due_at = now() + interval '1 hour'", "hold = null, status = 'done', finished_at = now()"]
+)
+async def test_what_is_no_longer_due_stays_as_it_is(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int], change: str
+) -> None:
+    first, second = two
+    await connection.execute("update stepwell.instances set hold = 'due'")
+
+    async with gate_before(url, first) as gate:
+        ticking = await gate.send("instances/tick", ["default"])
+        await connection.execute(f"update stepwell.instances set {change} where id = $1", second)
+        before = await row(connection, second)
+        await gate.open()
+        [ticked] = await ticking
+
+    assert ticked["freed"] == 1
+    assert await row(connection, second) == before
+
+
+async def test_a_claim_that_was_taken_away_is_not_released(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    await claim_for(connection, 1, first, second)
+
+    async with gate_before(url, first) as gate:
+        releasing = await gate.send("instances/release", 1, [first, second])
+        await claim_for(connection, 2, second)
+        await gate.open()
+        released = await releasing
+
+    assert [r["id"] for r in released] == [first]
+    assert (await row(connection, second))["worker_id"] == 2
+
+
+async def test_a_row_that_another_let_go_is_not_let_go_twice(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    await connection.execute("update stepwell.instances set hold = 'version'")
+
+    async with gate_before(url, first) as gate:
+        freeing = await gate.send("instances/unhold_version", LABELS, False, [])
+        await connection.execute("update stepwell.instances set hold = null where id = $1", second)
+        await gate.open()
+        freed = await freeing
+
+    assert len(freed) == 1

@@ -1,0 +1,105 @@
+"""The house: which way imports point, who knows the driver, how large a module grows, what the package carries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import stepwell
+
+ROOT = Path(__file__).parent.parent
+SOURCE = Path(stepwell.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+PURE = [path for path in MODULES if path.parent.name == "_core" or path.name in ("machine.py", "outcomes.py")]
+LONGEST = 400
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The top-level packages that a module imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
+
+
+def test_imports_point_down() -> None:
+    linter = Path(sys.executable).parent / "lint-imports"
+
+    ended = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_only_the_store_knows_the_driver() -> None:
+    knowing = {name(path) for path in MODULES if "asyncpg" in imported(path)}
+
+    assert knowing
+    assert all(module.startswith("_store/") for module in knowing)
+
+
+@pytest.mark.parametrize("path", PURE, ids=name)
+def test_a_pure_module_neither_waits_nor_looks_at_the_clock_nor_logs(path: Path) -> None:
+    assert not set(imported(path)) & {"asyncio", "time", "logging", "threading", "asyncpg"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_module_says_its_duty_and_stays_short(path: Path) -> None:
+    text = path.read_text()
+
+    assert not text or text.startswith('"""'), "the first line is a docstring that says what the module is for"
+    assert len(text.splitlines()) <= LONGEST
+
+
+def test_every_part_of_the_library_is_under_the_linter() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [layers] = [c["layers"] for c in config["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    layered = {part.strip() for layer in layers for part in layer.replace(":", "|").split("|")}
+
+    parts = [path for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    top = {f"stepwell.{path.stem}" for path in parts}
+
+    assert top - layered <= {"stepwell.__init__", "stepwell.__main__"}
+
+
+def test_the_package_carries_every_sql_file() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    on_disk = {path.relative_to(SOURCE / "_store") for path in (SOURCE / "_store").rglob("*.sql")}
+
+    found = {path for path in on_disk if files("stepwell._store").joinpath(*path.parts).is_file()}
+
+    assert found == on_disk
+    assert config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/stepwell"]
+
+
+def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "No module named" in built.stderr:
+        pytest.skip("hatchling is not installed here; the package's own build has it")
+    [wheel] = tmp_path.glob("*.whl")
+
+    listed = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
+    ).stdout
+
+    kept = {path.relative_to(SOURCE.parent).as_posix() for path in SOURCE.rglob("*.sql")} | {"stepwell/py.typed"}
+    assert {path for path in kept if path not in listed} == set()
+
+
+def test_the_package_is_typed() -> None:
+    assert files("stepwell").joinpath("py.typed").is_file()
