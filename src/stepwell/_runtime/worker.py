@@ -112,8 +112,8 @@ class Worker:
     async def stop(self) -> None:
         """Stop claiming, release what has not begun, finish what runs in time, leave the rest to the reaper."""
         self._is_stopping = True
-        await self._subscriptions.aclose()
         await self._claimer.stop()
+        await self._subscriptions.aclose()
         await self._timers.stop()
         await self._reaper.stop()
         await self._pruner.stop()
