@@ -100,7 +100,7 @@ async def test_tree_shows_the_whole_family_from_any_of_its_members(make_harness:
     )
 
     root, first, second = drawn.out.splitlines()
-    assert root == f"… Basket #{parent}  awaiting_children at close, waits for 1 children"
+    assert root == f"… Basket #{parent}  awaiting_children at close, waits for 1 child"
     assert first.startswith(f"├─ … Parcel #{parked}  awaiting_signal at ship, waits for signal 'paid' or 'waived'")
     assert first.endswith(f"at most, key cup:{parent}  ← here")
     assert second == f"└─ ✓ greet #{ended}  done"

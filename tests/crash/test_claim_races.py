@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell._core.faults import Conflict
-from stepwell._store import instances
+from stepwell._store import flushes
 from stepwell._store.statements import statement
 from stepwell._store.translation import translated
 from tests.support.race import Plain, Race, Session, done, following
@@ -127,7 +127,7 @@ async def test_a_worker_that_loses_the_race_for_a_key_says_nothing_and_runs_the_
         await eventually(race.is_anybody_waiting)
         await session.commit()
         await eventually(lambda: race.harness.sql("select from stepwell.instances where hold = 'key'"))
-        await instances.flush(session, [done(claim)])  # type: ignore[arg-type]
+        await flushes.flush(session, [done(claim)])  # type: ignore[arg-type]
         assert await loser.result(timeout=20) == {"by": "a"}
 
     assert caplog.records == []

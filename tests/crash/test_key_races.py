@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell._core.records import Claim
-from stepwell._store import instances, keys
+from stepwell._store import flushes, instances, keys
 from tests.support.race import Plain, Race, Session, done
 
 KEY = "k"
@@ -23,7 +23,7 @@ async def test_a_row_held_before_its_key_is_freed_is_let_go_by_who_frees_it(race
     holder, behind = await busy_and_behind(race, freeing)
 
     assert await keys.hold(holding, [behind], [KEY]) == [behind]  # type: ignore[arg-type]
-    flushed = await instances.flush(freeing, [done(holder)])  # type: ignore[arg-type]
+    flushed = await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
 
     assert flushed.freed_queues == ["default"]
     assert await race.row(behind, "status", "hold") == ("runnable", None)
@@ -33,7 +33,7 @@ async def test_a_row_that_comes_after_its_key_was_freed_is_not_held(race: Race) 
     holding, freeing = await race.session(), await race.session()
     holder, behind = await busy_and_behind(race, freeing)
 
-    await instances.flush(freeing, [done(holder)])  # type: ignore[arg-type]
+    await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
 
     assert await keys.hold(holding, [behind], [KEY]) == []  # type: ignore[arg-type]
     assert await race.row(behind, "status", "hold") == ("runnable", None)
@@ -45,7 +45,7 @@ async def test_who_frees_a_key_waits_for_a_hold_under_way_and_lets_its_row_go(ra
     await holding.begin()
     assert await keys.hold(holding, [behind], [KEY]) == [behind]  # type: ignore[arg-type]
 
-    flushing = await race.blocked(freeing, instances.flush(freeing, [done(holder)]))  # type: ignore[arg-type]
+    flushing = await race.blocked(freeing, flushes.flush(freeing, [done(holder)]))  # type: ignore[arg-type]
     await holding.commit()
 
     assert (await flushing).freed_queues == ["default"]
@@ -56,7 +56,7 @@ async def test_who_holds_a_row_waits_for_a_freeing_under_way_and_does_not_hold_i
     holding, freeing = await race.session(), await race.session()
     holder, behind = await busy_and_behind(race, freeing)
     await freeing.begin()
-    await instances.flush(freeing, [done(holder)])  # type: ignore[arg-type]
+    await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
 
     waiting = await race.blocked(holding, keys.hold(holding, [behind], [KEY]))  # type: ignore[arg-type]
     await freeing.commit()
@@ -77,9 +77,9 @@ async def test_without_the_lock_on_the_key_the_wake_up_would_be_lost_and_only_th
 
     if first == "hold":
         await keys.hold(holding, [behind], [KEY])  # type: ignore[arg-type]
-        await instances.flush(freeing, [done(holder)])  # type: ignore[arg-type]
+        await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
     else:
-        await instances.flush(freeing, [done(holder)])  # type: ignore[arg-type]
+        await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
         await keys.hold(holding, [behind], [KEY])  # type: ignore[arg-type]
     await holding.commit()
     await freeing.commit()
@@ -100,7 +100,7 @@ async def test_a_key_that_is_given_back_or_reaped_while_a_row_is_being_held_lets
 
     lost = [(holder.id, KEY)]
     call = (
-        instances.reap(freeing, lost, 10)  # type: ignore[arg-type]
+        instances.reap(freeing, [(*row, None) for row in lost], 10)  # type: ignore[arg-type]
         if how == "reap"
         else instances.release(freeing, holder.worker_id, lost)  # type: ignore[arg-type]
     )

@@ -18,6 +18,8 @@ DOCS = ROOT / "docs"
 def _shown(value: object) -> str:
     """A default as the table writes it."""
     match value:
+        case timedelta(days=1):
+            return "1 day"
         case timedelta():
             return f"{value.total_seconds():g} s"
         case None:

@@ -152,7 +152,7 @@ async def test_start_many_stores_nothing_if_one_entry_is_bad(make_harness: MakeH
     with pytest.raises(InvalidState, match=r"state\.count") as caught:
         await h.engine.start_many([Order, (Order, {"count": 1}), (Order, {"count": "bad"}), Order])
 
-    assert caught.value.__notes__ == ["in entry 2"]
+    assert caught.value.__notes__ == ["in entries[2]"]
     assert (await h.engine.insights.list()).items == []
 
 

@@ -58,6 +58,27 @@ FAMILY = (
     "select c.id from t join stepwell.instances c on c.parent_id = t.id) select id from t"
 )
 
+WORKERS = st.integers(0, NODES - 1)
+OPERATIONS = ("cancel", "cancel alone", "retry", "restart")
+PLUGS = ("kill", "kill and start", "stop", "start", "start")
+
+
+def deed(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    return st.tuples(st.just(verb), st.fixed_dictionaries(arguments))
+
+
+# All in one rule: of several, hypothesis leaves some out of a run, and what we look for lies between them.
+start = deed("start", entry=entries, many=st.integers(1, 4))
+signal = deed("signal", at=any_one, key=keys, name=st.sampled_from(NAMES), event=keys)
+operate = deed("operate", at=any_one, act=st.sampled_from(OPERATIONS))
+deeds = st.one_of(
+    start, start, signal, signal, operate, operate,
+    deed("signal_many", at=any_one, many=st.integers(2, 6)),
+    deed("signal_or_start", key=few, event=keys),
+    deed("advance", seconds=st.sampled_from([1, 5, 61])),
+    deed("node", number=WORKERS, act=st.sampled_from(PLUGS)),
+)  # fmt: skip
+
 figures: Counter[str] = Counter()  # of what happened in all worlds
 opened: list[str] = []  # the URL, for machines that hypothesis makes
 
@@ -80,28 +101,30 @@ class Soak(RuleBasedStateMachine):
         for number in range(NODES):
             self.world.do(self.world.start_node(number))
 
+    @rule(deed=deeds)
+    def let(self, deed: tuple[str, dict[str, Any]]) -> None:
+        name, arguments = deed
+        getattr(self, name)(**arguments)
+        figures[name] += 1
+
     @property
     def engine(self) -> Any:
         return self.world.harness.engine
 
-    @rule(entry=entries, many=st.integers(1, 4))
     def start(self, entry: Entry, many: int) -> None:
         self.ids += [answer.id for answer in self.world.do(self.engine.start_many([entry] * many))]
 
-    @rule(at=any_one, key=st.none() | few, name=st.sampled_from(NAMES), event=st.none() | few)
     def signal(self, at: int, key: int | None, name: str, event: int | None) -> None:
         known = self.known()
         target = f"pack {key}" if key is not None or not known else known[at % len(known)]
         self.send(event, lambda n, dedup: self.engine.signal(target, name, n, dedup_key=dedup))
 
-    @rule(at=any_one, many=st.integers(2, 6))
     def signal_many(self, at: int, many: int) -> None:
         known = self.known()
         if known:
             for _ in range(many):
                 self.send(None, lambda n, dedup: self.engine.signal(known[at % len(known)], "item", n, dedup_key=dedup))
 
-    @rule(key=few, event=st.none() | few)
     def signal_or_start(self, key: int, event: int | None) -> None:
         self.send(event, lambda n, dedup: self.engine.signal_or_start(
             Pack, {}, key=f"pack {key}", signal="item", payload=n, dedup_key=dedup))  # fmt: skip
@@ -116,11 +139,9 @@ class Soak(RuleBasedStateMachine):
         else:
             self.sent[self.number] = dedup
 
-    @rule(seconds=st.sampled_from([1, 5, 61]))
     def advance(self, seconds: int) -> None:
         self.world.do(self.world.harness.advance(timedelta(seconds=seconds)))
 
-    @rule(at=any_one, act=st.sampled_from(["cancel", "cancel alone", "retry", "restart"]))
     def operate(self, at: int, act: str) -> None:
         known = self.known() if at % 3 else self.ids  # one in three, whatever became of it
         if not known:
@@ -139,7 +160,6 @@ class Soak(RuleBasedStateMachine):
             case _:
                 await self.engine.cancel(target, cascade=act == "cancel")
 
-    @rule(number=st.integers(0, NODES - 1), act=st.sampled_from(["kill", "kill and start", "stop", "start", "start"]))
     def node(self, number: int, act: str) -> None:
         if act.startswith("kill"):
             self.world.do(self.world.kill_node(number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,6 +23,9 @@ class Sample:
     executing: list[tuple[int, int, int]]  # id, worker, fence
     runnable: list[int]
     carried: int  # rows that worker 1 carries
+    parked: list[int] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)  # in the inboxes of the parked
+    parents: list[int] = field(default_factory=list)  # with ten ended children each
 
     @property
     def lost(self) -> list[int]:
@@ -43,6 +46,7 @@ class Case:
     per_row: int = 10
     besides: int = 30
     session: str = "worker"
+    inbox: frozenset[str] = frozenset()  # its indexes on `signals`
     by_statistics: bool = False  # the planner is free to choose: which status is rare, only statistics can say
 
     @property
@@ -61,7 +65,19 @@ async def sample(connection: asyncpg.Connection) -> Sample:
         "select id from stepwell.instances where status = 'runnable' and hold is null order by id limit 1000"
     )
     carried = sum(row["worker_id"] == 1 for row in executing)
-    return Sample([tuple(row) for row in executing], [row["id"] for row in runnable], carried)
+    parked = await connection.fetch(
+        "select id from stepwell.instances where status = 'awaiting_signal' order by id limit 1000"
+    )
+    signals = await connection.fetch(
+        "select id from stepwell.signals where instance_id = any ($1::bigint[]) order by id", [r["id"] for r in parked]
+    )
+    parents = await connection.fetch(
+        "select parent_id as id from stepwell.instances where child_index = 9 order by id limit 1000"
+    )
+    return Sample(
+        [tuple(row) for row in executing], [row["id"] for row in runnable], carried,
+        *([row["id"] for row in rows] for rows in (parked, signals, parents)),
+    )  # fmt: skip
 
 
 def claim(_: Sample, size: int) -> tuple[Any, ...]:
@@ -75,7 +91,7 @@ def commit(given: Sample, size: int) -> tuple[Any, ...]:
     return (
         [c[0] for c in claims], [c[1] for c in claims], [c[2] for c in claims], ["runnable"] * size, ["pack"] * size,
         [1] * size, [0] * size, [NOTHING] * size, none, none, [False] * size, none, none, none, [True] * size,
-        ['{"order": 1}'] * size, none, none,
+        ['{"order": 1}'] * size, none, none, [False] * size, none, none, none,
     )  # fmt: skip
 
 
@@ -83,7 +99,7 @@ def start(_: Sample, size: int) -> tuple[Any, ...]:
     none = [None] * size
     return (
         ["order"] * size, [1] * size, ["ship"] * size, ["default"] * size, [0] * size, none, none, [""] * size, none,
-        none, none, ['{"order": 1}'] * size,
+        none, none, ['{"order": 1}'] * size, none, none, none,
     )  # fmt: skip
 
 
@@ -91,6 +107,41 @@ def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:
     arguments = list(start(_, size))
     arguments[8:10] = [f"new {n:06}" for n in range(size)], ["live"] * size
     return tuple(arguments)
+
+
+def recheck(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.parked[:size]
+    return ids, ["{1,2,3}"] * len(ids)
+
+
+def consume(given: Sample, size: int) -> tuple[Any, ...]:
+    return (given.signals[:size],)
+
+
+def deliver(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.parked[:size] or list(range(1, size + 1))
+    size = len(ids)
+    none = [None] * size
+    return ids, [""] * size, none, ["paid"] * size, ["7"] * size, [f"event of {id_}" for id_ in ids]
+
+
+def deliver_by_key(_: Sample, size: int) -> tuple[Any, ...]:
+    none = [None] * size
+    return none, [""] * size, [f"order {n}" for n in range(size)], ["paid"] * size, ["7"] * size, none
+
+
+def ends(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.parents[:size] or list(range(1, size + 1))
+    return ids, [0] * len(ids)
+
+
+def settle(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.parked[:size] or list(range(1, size + 1))
+    return ids, [0] * len(ids)
+
+
+def children(given: Sample, size: int) -> tuple[Any, ...]:
+    return ends(given, size // 10)
 
 
 def begin(given: Sample, size: int) -> tuple[Any, ...]:
@@ -109,10 +160,11 @@ def _on(*names: str) -> frozenset[str]:
     return frozenset(f"instances_{name}" for name in names)
 
 
+_INBOX, _SIGNAL = frozenset({"signals_inbox"}), frozenset({"signals_pkey"})
 CASES = [
     *(Case("instances/claim", claim, n, _on("claim", "concurrency_key"), 18, 40) for n in (1, 50, 500)),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
-    Case("instances/tick", lambda _, n: (["default", "mail", "none"],), 3, _on("due", "claim", "pkey")),
+    Case("instances/tick", lambda _, n: (["default", "mail", "none"],), 3, _on("due", "claim", "pkey", "deadline")),
     Case("workers/begin", begin, 50, frozenset(), 6),
     Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),
     Case("instances/find_lost", lambda _, n: (1, LEASE), 2000, _on("executing"), 4),
@@ -127,6 +179,19 @@ CASES = [
          _on("behind_key", "concurrency_key", "pkey"), 7),
     Case("keys/find_idle", lambda _, n: (), 1, _on("behind_key", "concurrency_key")),
     Case("workers/forget", lambda _, n: (), 20, _on("executing"), 6),
+    *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),
+    *(Case("signals/recheck", recheck, n, _on("pkey"), 45, inbox=_INBOX) for n in (1, 100)),
+    *(Case("signals/consume", consume, n, frozenset(), 16, inbox=_SIGNAL) for n in (1, 100)),
+    *(Case("signals/drop", lambda given, n: (given.parked[:n],), n, _on("pkey"), 18, inbox=_INBOX) for n in (1, 100)),
+    *(Case("children/lock_parents", lambda given, n: (given.parents[:n],), n) for n in (1, 100)),
+    *(Case("children/join", ends, n, per_row=45) for n in (1, 100)),
+    *(Case("children/settle", settle, n, per_row=45) for n in (1, 100)),
+    *(Case("children/load", children, n, _on("parent"), per_row=11) for n in (10, 500)),
+    Case("instances/prune", lambda _, n: (), 1000, _on("finished", "pkey"), 30, inbox=_INBOX),
+    Case("instances/find_buried", lambda given, n: (given.runnable[:n],), 100, per_row=10),
+    Case("instances/unstart", lambda given, n: (given.runnable[:n],), 100),
+    *(Case("signals/deliver", deliver, n, _on("guard", "pkey"), 60, session="client") for n in (1, 100)),
+    Case("signals/deliver", deliver_by_key, 100, _on("guard", "pkey"), 60, session="client"),
     *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),
     Case("instances/start", start_keyed, 1000, frozenset(), 25, 40, "client"),
     Case("instances/start", start, 1000, frozenset(), 16, 40),

@@ -38,7 +38,7 @@ async def main() -> None:
         await connection.close()
         write = sys.stdout.write
         write(f"PostgreSQL {version}; 200,000 runnable, 100,000 future, 100,000 behind one key, 300,000 ended, ")
-        write(f"2,000 executing; median of {RUNS} prepared runs, each rolled back\n\n")
+        write(f"2,000 executing, 50,000 parked; median of {RUNS} prepared runs, each rolled back\n\n")
         write("| statement | rows | connection | buffers | ms in the server |\n|---|--:|---|--:|--:|\n")
         for case in CASES:
             write(await row(harness.url, case, given))

@@ -12,7 +12,7 @@ from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store import instances, keys, workers
+from stepwell._store import flushes, instances, keys, workers
 from stepwell._store.database import Database
 from stepwell._store.workers import Place
 from stepwell.testing import armed
@@ -111,7 +111,7 @@ async def test_a_flush_of_plain_outcomes_is_one_statement(database: Database, ta
     given = await claims(database, count)
     tally.clear()
 
-    flushed = await instances.flush(database, ended(given))
+    flushed = await flushes.flush(database, ended(given))
 
     assert len(flushed.committed) == count
     await tally.shows("instances/commit")
@@ -124,10 +124,10 @@ async def test_a_flush_with_concurrency_keys_is_three_in_one_transaction(
     given = await claims(database, count, "account")
     tally.clear()
 
-    flushed = await instances.flush(database, ended(given))
+    flushed = await flushes.flush(database, ended(given))
 
     assert len(flushed.committed) == count
-    await tally.shows("BEGIN", "keys/lock", "instances/commit", "keys/free", "COMMIT")
+    await tally.shows("BEGIN", "instances/commit", "keys/lock", "keys/free", "COMMIT")
 
 
 async def test_waiting_behind_a_key_is_two_in_one_transaction(database: Database, tally: Tally) -> None:

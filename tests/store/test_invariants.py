@@ -162,6 +162,54 @@ async def test_an_id_names_one_instance_and_one_state(connection: asyncpg.Connec
         await send(connection, "insert into stepwell.instance_data (id, state) values ($1, '{}')", taken)
 
 
+async def add_signal(connection: asyncpg.Connection, instance: int, dedup_key: str | None) -> int:
+    sql = (
+        "insert into stepwell.signals (instance_id, sent_at, name, dedup_key) values ($1, now(), 'paid', $2) "
+        "returning id"
+    )
+    return int(await send(connection, sql, instance, dedup_key))
+
+
+async def test_an_event_is_in_an_inbox_once(connection: asyncpg.Connection) -> None:
+    await add_signal(connection, 1, "event 1")
+
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await add_signal(connection, 1, "event 1")
+    assert caught.value.constraint_name == "signals_dedup"
+    assert await add_signal(connection, 2, "event 1")
+
+
+async def test_an_event_that_was_consumed_is_not_taken_again(connection: asyncpg.Connection) -> None:
+    first = await add_signal(connection, 1, "event 1")
+    await send(connection, "update stepwell.signals set consumed = true, payload = null where id = $1", first)
+
+    with pytest.raises(asyncpg.UniqueViolationError, match="signals_dedup"):
+        await add_signal(connection, 1, "event 1")
+
+
+async def test_signals_without_a_dedup_key_are_all_taken(connection: asyncpg.Connection) -> None:
+    assert await add_signal(connection, 1, None) < await add_signal(connection, 1, None)
+
+
+async def test_an_id_names_one_signal(connection: asyncpg.Connection) -> None:
+    taken = await add_signal(connection, 1, None)
+    await send(connection, f"alter sequence stepwell.signals_id_seq restart with {taken}")
+
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await add_signal(connection, 1, None)
+    assert caught.value.constraint_name == "signals_pkey"
+
+
+async def test_a_key_is_buried_once_per_tenant(connection: asyncpg.Connection) -> None:
+    bury = "insert into stepwell.tombstones (tenant, key, instance_id, buried_at) values ($1, $2, $3, now())"
+    await send(connection, bury, "a", "order 1", 1)
+    await send(connection, bury, "b", "order 1", 2)
+
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await send(connection, bury, "a", "order 1", 3)
+    assert caught.value.constraint_name == "tombstones_pkey"
+
+
 async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) -> None:
     add = (
         "insert into stepwell.machines (name, version, initial, queue, steps, active) "

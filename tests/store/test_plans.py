@@ -15,8 +15,8 @@ from tests.store.cases import CASES, Case, Sample, sample
 from tests.store.conftest import Deep
 from tests.store.plans import Bench, Plan, benched
 
-SMALL = 70_200  # a tenth of the deep backlog: enough to tell an index from a scan
-TABLES = {"instances", "instance_data"}
+SMALL = 75_200  # a tenth of the deep backlog: enough to tell an index from a scan
+TABLES = {"instances", "instance_data", "signals", "tombstones"}
 JOINS = {"Hash Join", "Merge Join"}
 STEADY = [case for case in CASES if not case.by_statistics]
 
@@ -40,6 +40,7 @@ def check(case: Case, plan: Plan) -> None:
     assert not plan.seq_scans() & TABLES
     assert not plan.kinds() & JOINS
     assert plan.indexes("instances") <= case.indexes
+    assert plan.indexes("signals") <= case.inbox
     assert plan.buffers <= case.per_row * case.size + case.besides
     assert plan.rows_handled() <= 40 * case.size + 100, "some loop in it is quadratic"
 
@@ -48,16 +49,17 @@ async def test_the_backlog_is_as_deep_as_it_says(deep: Deep) -> None:
     print(f"the backlog took {deep.seconds:.1f} s")  # noqa: T201 - about 10 s on two idle cores
 
     rows = await clones.query(
-        deep.url, "select status in ('done', 'failed', 'cancelled') as ended, status = 'executing' as executes, hold, "
-        "count(*) as rows from stepwell.instances group by 1, 2, 3"
+        deep.url, "select status in ('done', 'failed', 'cancelled') as ended, status = 'executing' as executes, "
+        "status = 'awaiting_signal' as parked, hold, count(*) as rows from stepwell.instances group by 1, 2, 3, 4"
     )  # fmt: skip
 
-    assert {(row["ended"], row["executes"], row["hold"]): row["rows"] for row in rows} == {
-        (False, False, None): backlog.RUNNABLE,
-        (False, False, "due"): backlog.FUTURE,
-        (False, False, "key"): backlog.BLOCKED,
-        (True, False, None): backlog.TERMINAL,
-        (False, True, None): backlog.EXECUTING,
+    assert {(row["ended"], row["executes"], row["parked"], row["hold"]): row["rows"] for row in rows} == {
+        (False, False, False, None): backlog.RUNNABLE,
+        (False, False, False, "due"): backlog.FUTURE,
+        (False, False, False, "key"): backlog.BLOCKED,
+        (True, False, False, None): backlog.TERMINAL,
+        (False, True, False, None): backlog.EXECUTING,
+        (False, False, True, None): backlog.PARKED,
     }
 
 
@@ -70,6 +72,7 @@ async def test_a_statement_has_its_one_good_plan_on_a_deep_backlog(deep: Deep, c
 
     check(case, plan)
     assert plan.indexes("instances") == case.indexes
+    assert plan.indexes("signals") == case.inbox
 
 
 async def connect_both(url: str, benches: AsyncExitStack) -> dict[str, Bench]:
@@ -113,9 +116,9 @@ async def test_plans_made_with_statistics_of_a_full_table_are_good_when_it_is_em
     await backlog.analyze(url)
     given = await look(url)
     connection = await asyncpg.connect(url)
-    for table in ("instances", "instance_data", "workers"):
+    for table in backlog.TABLES:
         await connection.execute(f"delete from stepwell.{table}")
-    await connection.execute("vacuum (truncate off) stepwell.instances, stepwell.instance_data")
+    await connection.execute(f"vacuum (truncate off) {', '.join(f'stepwell.{table}' for table in TABLES)}")
     await connection.close()
 
     by_session = await connect_both(url, benches)

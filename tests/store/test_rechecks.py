@@ -61,7 +61,7 @@ def outcome(ids: tuple[int, ...], worker: int, fence: int = 1) -> tuple[Any, ...
     return (
         list(ids), [worker] * size, [fence] * size, ["runnable"] * size, ["pack"] * size, [1] * size, [0] * size,
         [NOTHING] * size, none, none, [False] * size, none, none, none, [True] * size, ['{"new": true}'] * size,
-        none, none,
+        none, none, [False] * size, none, none, none,
     )  # fmt: skip
 
 

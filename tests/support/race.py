@@ -14,7 +14,7 @@ from stepwell import Context, Done, Machine, Next, step
 from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store import instances, workers
+from stepwell._store import flushes, instances, workers
 from stepwell._store.database import WORKER
 from stepwell._store.instances import Claimed
 from stepwell._store.statements import statement
@@ -104,12 +104,12 @@ class Race:
 
     async def reap(self, session: Session, claims: Sequence[Claim]) -> list[int]:
         """Reap what of the claims may be; returns the ids."""
-        reaped, _ = await instances.reap(session, [(c.id, c.concurrency_key) for c in claims], 10)  # type: ignore[arg-type]
+        reaped, _ = await instances.reap(session, [(c.id, c.concurrency_key, c.parent_id) for c in claims], 10)  # type: ignore[arg-type]
         return [row.id for row in reaped]
 
     async def flush(self, session: Session, commits: Sequence[Commit]) -> list[int]:
         """Commit outcomes; returns the ids that committed."""
-        flushed = await instances.flush(session, commits)  # type: ignore[arg-type]  # a session does for a database
+        flushed = await flushes.flush(session, commits)  # type: ignore[arg-type]  # a session does for a database
         return [row.id for row in flushed.committed]
 
     async def row(self, instance_id: int, *columns: str) -> tuple[Any, ...]:

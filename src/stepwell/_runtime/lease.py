@@ -60,21 +60,24 @@ class Lease:
             await workers.leave(self._database, [self._worker_id], by_itself=True)
             self._worker_id = None
 
-    async def bury_predecessors(self, max_crashes: int) -> list[Reaped]:
-        """Reap at once what dead workers of this host and boot have left behind."""
+    async def bury_predecessors(self, max_crashes: int) -> tuple[list[Reaped], list[str]]:
+        """Reap at once what dead workers of this host and boot have left behind; also returns the queues of others
+        that go on by it."""
         neighbours = await workers.neighbours(self._database, self._place, self.worker_id)
         dead = [neighbour.id for neighbour in neighbours if is_dead(neighbour)]
         if not dead:
-            return []
+            return [], []
         log.info("worker: burying %d dead workers of this host", len(dead))
         await workers.leave(self._database, dead, by_itself=False)
         reaped: list[Reaped] = []
+        freed: list[str] = []
         while lost := await instances.find_carried(self._database, dead):
-            rows, _ = await instances.reap(self._database, lost, max_crashes)
+            rows, queues = await instances.reap(self._database, lost, max_crashes)
             reaped += rows
+            freed += queues
             if not rows:  # what is left is locked; the reaper comes for it
                 break
-        return reaped
+        return reaped, freed
 
 
 def _release() -> str:

@@ -60,8 +60,7 @@ class Reaper(Service):
         async with workers.elected(self._database, "reaper") as elected:
             while elected and lost:
                 reaped, freed = await instances.reap(self._database, lost, self._max_crashes)
-                self.report(reaped)
-                self._wake(freed)
+                self.report(reaped, freed)
                 if _probes.hooks:
                     await _probes.reach("reaper.reaped", ids=[row.id for row in reaped])
                 if not reaped:  # what is left is locked by others; the next tick comes for it
@@ -73,15 +72,15 @@ class Reaper(Service):
         self._wake(await keys.free_idle(self._database))
         self._wake(await instances.unhold_version(self._database))
 
-    def report(self, reaped: Iterable[Reaped]) -> None:
-        """Count what was reaped, wake its queues, and tell who waits for what ended."""
+    def report(self, reaped: Iterable[Reaped], freed: Iterable[str]) -> None:
+        """Count what was reaped, wake its queues and those of others that go on by it, tell who waits for its end."""
         for row in reaped:
             self._tally.reaped += 1
             if row.status is Status.FAILED:
                 log.error("reaper: #%d failed: its step ended %d workers in a row", row.id, self._max_crashes)
             if row.watched and row.status.is_settled:
                 self._notifier.announce_settled(row.id)
-        self._wake(row.queue for row in reaped if row.status is Status.RUNNABLE)
+        self._wake([*freed, *(row.queue for row in reaped if row.status is Status.RUNNABLE)])
 
     def _wake(self, queues: Iterable[str]) -> None:
         for queue in set(queues):

@@ -130,7 +130,8 @@ class Worker:
 
     async def _enter(self) -> None:
         await self._lease.take()
-        self._reaper.report(await self._lease.bury_predecessors(self._settings.max_crashes))
+        reaped, freed = await self._lease.bury_predecessors(self._settings.max_crashes)
+        self._reaper.report(reaped, freed)
 
     async def _free_held(self) -> None:
         """Free what waited for code that this worker brings."""

@@ -37,7 +37,7 @@ async def test_without_its_lock_a_delivery_would_miss_the_park_and_leave_it_asle
     delivering.change(
         "signals/deliver",
         ("  for no key update\n", ""),
-        ("where i.id = a.instance_id\n", "where i.id = a.instance_id and i.status = 'awaiting_signal'\n"),
+        ("  returning i.id, case", "    and i.status = 'awaiting_signal'\n  returning i.id, case"),
     )
     claim = await contest.executing(parking)
     await parking.begin()

@@ -53,17 +53,20 @@ async def test_rule_31_a_failed_instance_runs_again_at_its_step(make_harness: Ma
     assert (ended.error, ended.step) == (None, "woken")
 
 
-async def test_rule_31_a_cancelled_instance_runs_again(make_harness: MakeHarness) -> None:
-    """Rule 31: a cancelled one goes on at the step where it stood, with what came before it was cancelled."""
+async def test_rule_31_an_instance_cancelled_while_it_awaited_awaits_again(make_harness: MakeHarness) -> None:
+    """Rule 31: a cancelled one goes on where it stood: parked, until the signal comes."""
     h = await make_harness([Waiter])
     waiter = await h.engine.start(Waiter, key="order:42")
     async with h.engine.worker():
-        await waiter.wait(30, until="settled")
+        before = await waiter.wait(30, until="settled")
         await waiter.cancel()
         answer = await h.engine.retry("order:42")
+        again = await waiter.get()
+        await waiter.signal("go", 7)
         result = await waiter.result(30)
 
-    assert (answer, result) == (True, [])
+    assert (answer, result) == (True, [7])
+    assert (again.status, again.awaits, again.deadline) == (before.status, before.awaits, before.deadline)
 
 
 async def test_rule_31_a_retried_instance_is_live_again(make_harness: MakeHarness) -> None:

@@ -20,7 +20,7 @@ with page as materialized (
   order by i.id desc
   limit $11
 )
-select p.*, d.state, d.result, d.error
+select p.*, d.state, d.result, d.error, d.operated
 from page p
 cross join lateral (
   select d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated

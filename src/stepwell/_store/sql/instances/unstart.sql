@@ -6,4 +6,4 @@ with gone as (
 )
 delete from stepwell.instance_data d
 using gone g
-where d.id = g.id
+where d.id = any (array[g.id])

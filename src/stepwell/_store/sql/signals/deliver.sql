@@ -1,8 +1,9 @@
 -- Deliver signals: store each in its target's inbox, and wake the target if it awaits that name.
 -- Keeps: the target is locked before it is judged, so that a delivery to a row that ends meanwhile finds no target
 --   instead of a dead one; the wake is decided on the locked row, so that no park is missed; one effect per dedup key.
--- Index: the primary key, instances_guard, signals_dedup. Locks: the targets by id; waits for their commits.
--- Targets and queues are looked up in a hash and in an object, not joined: see instances/start.sql.
+-- Index: the primary key (any (array[…]): see instances/commit.sql), instances_guard, signals_dedup.
+-- Locks: the targets by id; waits for their commits.
+-- Targets and queues are looked up in a hash and in an object, not joined (is true): see instances/start.sql.
 -- Returns: one row per signal: its position, the target's id (null: no target), the id it was resolved to before the
 --   lock (a key's holder that ended meanwhile may have a successor), and the queue of a target that may run.
 with given as materialized (
@@ -21,7 +22,7 @@ with given as materialized (
   insert into stepwell.signals (instance_id, sent_at, name, dedup_key, payload)
   select g.id, stepwell.now(), g.name, g.dedup_key, g.payload::jsonb
   from given g
-  where g.id in (select t.id from targets t)
+  where (g.id in (select t.id from targets t)) is true
   order by g.position
   on conflict (instance_id, dedup_key) where dedup_key is not null do nothing
   returning instance_id, name
@@ -36,7 +37,7 @@ with given as materialized (
       due_at = case when i.status = 'awaiting_signal' and i.awaits && a.names then stepwell.now() else i.due_at end,
       deadline = case when i.status = 'awaiting_signal' and i.awaits && a.names then null else i.deadline end
   from arrived a
-  where i.id = a.instance_id
+  where i.id = any (array[a.instance_id])
   returning i.id, case when i.status = 'runnable' and i.hold is null then i.queue end as queue
 ), queues as materialized (
   select jsonb_object_agg(r.id, r.queue) as by_id from reached r
