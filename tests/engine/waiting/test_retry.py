@@ -65,7 +65,7 @@ async def test_rule_31_an_instance_cancelled_while_it_awaited_awaits_again(make_
         await waiter.signal("go", 7)
         result = await waiter.result(30)
 
-    assert (answer, result) == (True, [7])
+    assert (answer, result) == (True, [["go", 7]])
     assert (again.status, again.awaits, again.deadline) == (before.status, before.awaits, before.deadline)
 
 
