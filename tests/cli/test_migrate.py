@@ -45,6 +45,7 @@ async def test_check_tells_by_its_exit_code_whether_the_schema_is_current(make_h
 
 
 async def test_sql_goes_to_stdout_alone_and_begins_where_the_database_stands(make_harness: MakeHarness) -> None:
+    """Scenario 170."""
     h = await make_harness()
 
     from_nothing = await stepwell("migrate", "--sql")

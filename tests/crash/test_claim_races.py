@@ -76,6 +76,7 @@ async def test_a_row_that_a_foreign_key_check_holds_is_claimed_all_the_same(
 async def test_a_concurrency_key_that_reads_like_an_id_is_not_taken_for_that_row(
     race: Race, changes: tuple[tuple[str, str], ...], busy: int
 ) -> None:
+    """Scenario 94."""
     plain = await race.harness.engine.start(Plain, {})
     await race.harness.engine.start(Plain, {}, concurrency_key=str(plain.id))
     session = (await race.session()).change("instances/claim", *changes)
@@ -86,6 +87,7 @@ async def test_a_concurrency_key_that_reads_like_an_id_is_not_taken_for_that_row
 
 
 async def test_of_two_claims_of_one_concurrency_key_one_wins(race: Race) -> None:
+    """Scenario 90."""
     await race.harness.engine.start_many([Plain.child({}, concurrency_key="k")] * 2)
     one, other = await race.session(), await race.session()
     mine, theirs = await race.worker(one), await race.worker(other)
@@ -117,6 +119,7 @@ async def test_without_the_unique_index_both_claims_of_one_concurrency_key_would
 async def test_a_worker_that_loses_the_race_for_a_key_says_nothing_and_runs_the_row_when_the_key_is_free(
     race: Race, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Scenario 90."""
     winner, loser = await race.harness.engine.start_many([Plain.child({}, concurrency_key="k")] * 2)
     session = await race.session()
     await session.begin()

@@ -30,6 +30,7 @@ IN_STEP = "in the step"
 async def test_a_worker_killed_at_any_point_is_followed_by_one_that_goes_on_where_it_was(
     h: Harness, start_worker: StartWorker, point: str, nth: int, step: str, ran_before: bool, has_begun: bool
 ) -> None:
+    """Scenarios 19 and 141."""
     trail = await h.engine.start(Trail, {"dies_in": "second" if point == IN_STEP else ""})
     killed = await start_worker(h.url, crash=None if point == IN_STEP else point, nth=nth)
     assert await killed.ended() == -signal.SIGKILL
@@ -52,6 +53,7 @@ async def test_a_worker_killed_at_any_point_is_followed_by_one_that_goes_on_wher
 async def test_a_dead_worker_of_another_host_is_buried_when_its_lease_has_run_out(
     h: Harness, start_worker: StartWorker
 ) -> None:
+    """Scenario 139."""
     trail = await h.engine.start(Trail, {"dies_in": "first"})
     killed = await start_worker(h.url, lease=1.2, heartbeat=0.4)
     assert await killed.ended() == -signal.SIGKILL

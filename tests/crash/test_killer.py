@@ -18,6 +18,7 @@ MOST_WORKERS = 10
 async def test_an_instance_that_always_kills_its_worker_fails_and_its_neighbours_end_done(
     h: Harness, start_worker: StartWorker, max_crashes: int
 ) -> None:
+    """Scenario 21."""
     *before, killer, last = await h.engine.start_many([*[Innocent] * 10, Killer, Innocent])
     neighbours = [*before, last, *await h.engine.start_many([Innocent] * 9)]
 

@@ -45,6 +45,7 @@ async def h(make_harness: MakeHarness) -> AsyncIterator[Harness]:
 
 
 async def test_a_worker_whose_lease_ran_out_in_an_outage_keeps_its_steps_and_counts_no_crash(h: Harness) -> None:
+    """Scenario 140."""
     signs = h.engine._resources
     long = await h.engine.start(Long)
     async with h.engine.worker() as worker:

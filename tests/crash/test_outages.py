@@ -66,6 +66,7 @@ async def test_a_restart_of_postgres_under_load_loses_and_repeats_nothing(
 async def test_an_outage_longer_than_the_lease_buries_nobody_who_lives(
     own: Harness, server: EmbeddedServer, start_worker: StartWorker
 ) -> None:
+    """Scenario 144."""
     await start_load(own, start_worker, lease=3.0, reap=0.2)
     [last] = await own.sql("select max(lease_until) as lease from stepwell.workers")
 

@@ -45,7 +45,10 @@ async def keyed_harness(make_harness: MakeHarness) -> tuple[Harness, dict[str, A
 
 
 async def test_rule_24_rows_behind_a_busy_key_leave_the_index_and_others_run(make_harness: MakeHarness) -> None:
-    """Rule 24: a saturated key never starves unrelated work: 60 urgent rows of one key, two slots."""
+    """Rule 24: a saturated key never starves unrelated work: 60 urgent rows of one key, two slots.
+
+    Scenarios 86, 87, 88.
+    """
     h, resources = await keyed_harness(make_harness)
     keyed = await h.engine.start_many([Keyed.child(concurrency_key="k", priority=-1)] * 60)
 
@@ -79,7 +82,7 @@ async def test_rule_24_a_key_frees_its_rows_one_by_one_for_two_workers(make_harn
 
 
 async def test_rule_24_rows_of_the_future_are_not_in_the_index(make_harness: MakeHarness) -> None:
-    """Rule 24: a future row is held until its time, and no claim reads it."""
+    """Rule 24: a future row is held until its time, and no claim reads it. Scenario 171."""
     h, _ = await keyed_harness(make_harness)
     future = await h.engine.start_many([Keyed.child(step="free", delay=timedelta(hours=1))] * 10)
     now = await h.engine.start(Keyed, step="free")

@@ -54,7 +54,7 @@ async def fired(harness: Harness, **start: Any) -> float:
 
 
 async def test_rule_17_a_delayed_start_fires_without_any_poll(make_harness: MakeHarness) -> None:
-    """Rule 17: delays fire at their time on an otherwise idle engine; only the timer can have done it."""
+    """Rule 17: delays fire at their time on an otherwise idle engine; only the timer can have done it. Scenario 80."""
     h = await harness_with_itself(make_harness, **NO_POLL)
 
     assert await fired(h, delay=SOON) >= 0
@@ -82,7 +82,7 @@ async def test_rule_17_a_retry_fires_without_any_poll(make_harness: MakeHarness)
 
 
 async def test_rule_17_a_delayed_start_of_another_process_fires_without_any_poll(make_harness: MakeHarness) -> None:
-    """Rule 17: a worker hears of a due time that somebody else's commit has set."""
+    """Rule 17: a worker hears of a due time that somebody else's commit has set. Scenario 172."""
     h = await harness_with_itself(make_harness, **NO_POLL)
 
     async with h.another_engine() as other, h.engine.worker():

@@ -22,6 +22,7 @@ class Order(Machine):
 
 
 async def test_a_machine_runs_to_its_end(make_harness: MakeHarness) -> None:
+    """Scenario 1."""
     h = await make_harness([Order])
     order = await h.engine.start(Order)
 

@@ -36,7 +36,7 @@ def failing_with(make_error: Callable[[], BaseException], *, is_async: bool = Tr
 
 
 async def test_rule_7_handle_gets_the_very_error_and_returns_any_outcome(make_harness: MakeHarness) -> None:
-    """Rule 7: an exception goes to handle(error, ctx), which returns any outcome."""
+    """Rule 7: an exception goes to handle(error, ctx), which returns any outcome. Scenario 14."""
 
     class Order(Machine):
         @step
@@ -80,7 +80,7 @@ async def test_rule_7_a_sync_handle_works_the_same(make_harness: MakeHarness) ->
 
 
 async def test_rule_7_by_default_the_instance_fails_with_the_error(make_harness: MakeHarness) -> None:
-    """Rule 7: handle by default returns Stop(error)."""
+    """Rule 7: handle by default returns Stop(error). Scenario 13."""
 
     class Order(Machine):
         @step
@@ -101,7 +101,7 @@ async def test_rule_7_by_default_the_instance_fails_with_the_error(make_harness:
 async def test_rule_7_a_handle_that_raises_fails_the_instance_with_that_error(
     make_harness: MakeHarness, is_async: bool
 ) -> None:
-    """Rule 7: if handle raises, the instance fails with that error; the first one is in its traceback."""
+    """Rule 7: if handle raises, the instance fails with that error; the first one is in its traceback. Scenario 15."""
 
     class Order(Machine):
         @step
@@ -160,7 +160,7 @@ async def test_rule_7_handle_sees_the_state_as_it_was_loaded(make_harness: MakeH
 async def test_rule_7_a_base_exception_of_the_author_goes_to_handle(
     make_harness: MakeHarness, error: BaseException, is_async: bool
 ) -> None:
-    """Rule 7: a BaseException from a step other than our own cancellation is handled like an error."""
+    """Rule 7: a BaseException from a step other than our own cancellation is handled like an error. Scenario 16."""
     machine = failing_with(lambda: error, is_async=is_async)
     h = await make_harness([machine])
     handle = await h.engine.start(machine)
@@ -225,7 +225,7 @@ class NoOutcome(Machine):
 async def test_rule_7_a_value_that_is_no_outcome_goes_to_handle(
     make_harness: MakeHarness, at: str, message: str
 ) -> None:
-    """Rule 7: an unknown step or a value that is no outcome is the author's error: it goes to handle."""
+    """Rule 7: an unknown step or a value that is no outcome is the author's error: it goes to handle. Scenario 7."""
     h = await make_harness([NoOutcome])
     handle = await h.engine.start(NoOutcome, step=at)
 

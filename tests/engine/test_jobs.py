@@ -45,7 +45,7 @@ async def unstorable() -> object:
 
 
 async def test_rule_10_the_return_value_is_the_result(make_harness: MakeHarness) -> None:
-    """Rule 10: return value = result, of async and sync jobs, with arguments in either form."""
+    """Rule 10: return value = result, of async and sync jobs, with arguments in either form. Scenarios 147, 148."""
     h = await make_harness([add, label])
     handles = [
         await h.engine.start(add, {"left": 1}),
@@ -61,7 +61,7 @@ async def test_rule_10_the_return_value_is_the_result(make_harness: MakeHarness)
 
 
 async def test_rule_10_an_exception_retries_until_max_attempts(make_harness: MakeHarness) -> None:
-    """Rule 10: an exception retries until max_attempts; then it fails with the last error."""
+    """Rule 10: an exception retries until max_attempts; then it fails with the last error. Scenarios 14, 150, 152."""
     h = await make_harness([hopeless])
     handle = await h.engine.start(hopeless)
 
@@ -73,7 +73,7 @@ async def test_rule_10_an_exception_retries_until_max_attempts(make_harness: Mak
 
 
 async def test_rule_10_a_retry_waits_for_its_backoff(make_harness: MakeHarness) -> None:
-    """Rule 10: retries with backoff(attempt); the default gives 1 s after the first failure, then 2 s."""
+    """Rule 10: retries with backoff(attempt); the default gives 1 s after the first failure, then 2 s. Scenario 149."""
 
     @job
     async def flaky(ctx: Context[Any]) -> int:
@@ -95,7 +95,7 @@ async def test_rule_10_a_retry_waits_for_its_backoff(make_harness: MakeHarness) 
 
 
 async def test_rule_10_cancel_fails_at_once(make_harness: MakeHarness) -> None:
-    """Rule 10: Cancel fails at once."""
+    """Rule 10: Cancel fails at once. Scenario 151."""
     h = await make_harness([giving_up])
     handle = await h.engine.start(giving_up)
 
@@ -107,7 +107,7 @@ async def test_rule_10_cancel_fails_at_once(make_harness: MakeHarness) -> None:
 
 
 async def test_rule_10_a_result_that_can_not_be_stored_fails_at_once(make_harness: MakeHarness) -> None:
-    """Rule 10: no attempt would store it, and each would repeat the effects."""
+    """Rule 10: no attempt would store it, and each would repeat the effects. Scenario 152."""
     h = await make_harness([unstorable])
     handle = await h.engine.start(unstorable)
 

@@ -70,7 +70,7 @@ def make_gates() -> dict[str, asyncio.Event]:
 
 
 async def test_rule_22_never_two_of_one_key_at_once_in_two_workers(make_harness: MakeHarness) -> None:
-    """Rule 22: at most one executing instance per key in the whole cluster."""
+    """Rule 22: at most one executing instance per key in the whole cluster. Scenario 91."""
     resources: dict[str, Any] = {"tally": {"now": 0, "most": 0}}
     h = await make_harness([Counted], resources=resources)
     resources["harness"] = h
@@ -84,7 +84,7 @@ async def test_rule_22_never_two_of_one_key_at_once_in_two_workers(make_harness:
 
 
 async def test_rule_22_different_keys_run_side_by_side(make_harness: MakeHarness) -> None:
-    """Rule 22: a key excludes its own holders only."""
+    """Rule 22: a key excludes its own holders only. Scenario 92."""
     gates = make_gates()
     h = await make_harness([Gated], resources=gates)
     holder = await h.engine.start(Gated, {"gate": "gate"}, concurrency_key="a")
@@ -119,7 +119,7 @@ async def test_rule_22_a_busy_key_says_so(make_harness: MakeHarness) -> None:
 
 
 async def test_rule_22_next_switches_the_key_and_waits_for_the_new_one(make_harness: MakeHarness) -> None:
-    """Rule 22: Next(concurrency_key=…) gives up the old key and waits behind the new."""
+    """Rule 22: Next(concurrency_key=…) gives up the old key and waits behind the new. Scenario 95."""
     gates = make_gates()
     h = await make_harness([Gated], resources=gates)
     holder_of_b = await h.engine.start(Gated, {"gate": "gate"}, concurrency_key="b")
@@ -138,7 +138,7 @@ async def test_rule_22_next_switches_the_key_and_waits_for_the_new_one(make_harn
 
 
 async def test_rule_22_next_gives_the_key_up(make_harness: MakeHarness) -> None:
-    """Rule 22: Next(concurrency_key=None) goes on without any key."""
+    """Rule 22: Next(concurrency_key=None) goes on without any key. Scenario 95."""
     gates = make_gates()
     h = await make_harness([Gated], resources=gates)
     giving_up = await h.engine.start(Gated, step="give_up", concurrency_key="a")
@@ -149,7 +149,7 @@ async def test_rule_22_next_gives_the_key_up(make_harness: MakeHarness) -> None:
 
 
 async def test_rule_22_next_keeps_the_key_otherwise(make_harness: MakeHarness) -> None:
-    """Rule 22: a plain Next keeps the key: its next step excludes the others too."""
+    """Rule 22: a plain Next keeps the key: its next step excludes the others too. Scenario 95."""
     gates = make_gates()
     h = await make_harness([Gated], resources=gates)
     keeping = await h.engine.start(Gated, step="keep", concurrency_key="a")
@@ -165,7 +165,7 @@ async def test_rule_22_next_keeps_the_key_otherwise(make_harness: MakeHarness) -
 
 
 async def test_rule_22_a_holder_parked_in_a_retry_frees_the_key(make_harness: MakeHarness) -> None:
-    """Rule 22: a parked instance holds no key."""
+    """Rule 22: a parked instance holds no key. Scenario 93."""
     gates = make_gates()
     h = await make_harness([Gated], resources=gates)
     parking = await h.engine.start(Gated, step="park", concurrency_key="a")

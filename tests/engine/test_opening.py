@@ -21,6 +21,7 @@ from stepwell import (
     Machine,
     SchemaOutdated,
     SchemaTooNew,
+    ServerTooOld,
     SettingError,
     step,
 )
@@ -46,6 +47,7 @@ class Order(Machine):
     ],
 )
 def test_a_wrong_setting_fails_at_construction_by_name(settings: dict[str, Any], message: str) -> None:
+    """Scenario 176."""
     with pytest.raises(SettingError, match=message):
         Engine(URL, **settings)
 
@@ -183,3 +185,14 @@ async def answering(greeting: bytes) -> AsyncIterator[int]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_server_older_than_the_oldest_we_know_is_refused(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server before 15 is at hand, so the limit is raised above the one that is."""
+    h = await make_harness([])
+    monkeypatch.setattr("stepwell._store.database.OLDEST_SERVER", 990_000)
+
+    with pytest.raises(ServerTooOld, match=r"the server is PostgreSQL 1\d.*; Stepwell needs 15 or newer"):
+        await h.another_engine().__aenter__()

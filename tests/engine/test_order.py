@@ -27,7 +27,7 @@ class Noted(Machine):
 async def test_rule_21_priority_comes_before_due_time_and_due_time_before_id(
     make_harness: MakeHarness, prefetch: int
 ) -> None:
-    """Rule 21: order within a queue: priority (lower first), then due time."""
+    """Rule 21: order within a queue: priority (lower first), then due time. Scenarios 78 and 79."""
     ran: list[str] = []
     h = await make_harness([Noted], resources=ran)
     handles = await h.engine.start_many([
@@ -88,7 +88,7 @@ async def test_rule_21_the_backlog_of_one_queue_does_not_stop_another(make_harne
 
 
 async def test_rule_21_a_worker_takes_nothing_from_queues_it_does_not_serve(make_harness: MakeHarness) -> None:
-    """Rule 21: a queue belongs to the workers that name it."""
+    """Rule 21: a queue belongs to the workers that name it. Scenario 82."""
     ran: list[str] = []
     h = await make_harness([Noted], resources=ran)
     other = await h.engine.start(Noted, {"name": "other"}, queue="other")

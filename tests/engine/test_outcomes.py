@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell import Context, Done, InstanceFailed, Machine, Next, Retry, Status, Stop, step
+from stepwell.testing import armed
 from tests.conftest import MakeHarness
 from tests.support.waiting import held
 
@@ -32,7 +33,7 @@ class Trip(Machine):
 
 
 async def test_rule_2_next_goes_on_at_its_step_with_attempt_zero(make_harness: MakeHarness) -> None:
-    """Rule 2: Next: step, state, attempt = 0, runnable now."""
+    """Rule 2: Next: step, state, attempt = 0, runnable now. Scenarios 2 and 3."""
     h = await make_harness([Trip])
     trip = await h.engine.start(Trip, {"runs": []})
 
@@ -89,7 +90,7 @@ async def test_rule_2_next_moves_to_another_queue_and_priority(make_harness: Mak
 
 
 async def test_rule_3_retry_keeps_the_step_and_raises_the_attempt(make_harness: MakeHarness) -> None:
-    """Rule 3: Retry: same step, attempt + 1, runnable after the delay."""
+    """Rule 3: Retry: same step, attempt + 1, runnable after the delay. Scenario 4."""
 
     class Patient(Machine):
         @step
@@ -139,7 +140,7 @@ async def test_rule_3_the_error_of_the_last_attempt_is_visible_and_cleared_by_su
 
 
 async def test_rule_6_done_ends_with_its_result(make_harness: MakeHarness) -> None:
-    """Rule 6: Done is terminal."""
+    """Rule 6: Done is terminal. Scenario 5."""
 
     class Order(Machine):
         @step
@@ -158,7 +159,7 @@ async def test_rule_6_done_ends_with_its_result(make_harness: MakeHarness) -> No
 
 
 async def test_rule_6_stop_fails_for_its_reason(make_harness: MakeHarness) -> None:
-    """Rule 6: Stop is terminal, with the reason in words."""
+    """Rule 6: Stop is terminal, with the reason in words. Scenario 6."""
 
     class Order(Machine):
         @step
@@ -196,3 +197,34 @@ async def test_rule_6_a_terminal_outcome_keeps_the_state_it_changed(make_harness
         states = [(await handle.wait(timeout=30)).state for handle in (done, stopped)]
 
     assert states == [{"count": 1}, {"count": 99}]
+
+
+async def test_outcomes_of_every_kind_land_in_one_flush(make_harness: MakeHarness) -> None:
+    """Scenario 9."""
+    outcomes = {
+        "next": Next("end", delay=timedelta(hours=1)), "retry": Retry(timedelta(hours=1)), "done": Done(),
+        "stop": Stop("no"),
+    }  # fmt: skip
+
+    class Mixed(Machine):
+        @step
+        async def start(self, ctx: Context[Any]) -> Any:
+            return outcomes[ctx.state["kind"]]
+
+        @step
+        async def end(self, ctx: Context[Any]) -> Done:
+            return Done()
+
+    h = await make_harness([Mixed])
+    handles = await h.engine.start_many([(Mixed, {"kind": kind}) for kind in outcomes])
+    with armed("executor.returned", hold=True) as returned, armed("flusher.committed") as committed:
+        async with h.engine.worker():
+            await returned.reached(4)
+            returned.release()
+            await committed.reached()
+
+    landed = [await handle.get() for handle in handles]
+    assert [(s.status, s.step, s.attempt) for s in landed] == [
+        ("runnable", "end", 0), ("runnable", "start", 1), ("done", "start", 0), ("failed", "start", 0),
+    ]  # fmt: skip
+    assert len(committed.facts) == 1

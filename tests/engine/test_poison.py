@@ -55,6 +55,7 @@ class Neighbour(Machine):
 async def test_a_poisonous_outcome_fails_alone_while_its_neighbours_finish(
     make_harness: MakeHarness, poison: str
 ) -> None:
+    """Scenario 17."""
     h = await make_harness([Poison, Neighbour])
     handles = await h.engine.start_many(
         [*[Neighbour] * 10, Poison.child({"poison": poison}), *[Neighbour] * 10]

@@ -90,7 +90,10 @@ async def test_the_tenant_of_the_engine_is_the_default(make_harness: MakeHarness
 async def test_rule_25_what_is_out_of_range_is_refused_at_the_door(
     make_harness: MakeHarness, options: dict[str, Any], message: str
 ) -> None:
-    """Rule 25: refused at the door, with the name of the field; nothing is stored."""
+    """Rule 25: refused at the door, with the name of the field; nothing is stored.
+
+    Scenario 81: refused, if both delay and at are given.
+    """
     h = await make_harness([Order])
 
     with pytest.raises(InvalidInput, match=message):
@@ -138,6 +141,7 @@ async def test_a_state_that_does_not_fit_is_refused_by_its_place(make_harness: M
 
 
 async def test_start_many_keeps_the_order_of_twelve_thousand(make_harness: MakeHarness) -> None:
+    """Scenario 12."""
     h = await make_harness([Order])
 
     handles = await h.engine.start_many([Order.child({"count": n}) for n in range(12_000)])

@@ -71,6 +71,7 @@ def _lines(state: Any) -> list[str]:
 async def test_a_state_of_every_kind_lives_through_a_whole_run(
     make_harness: MakeHarness, kind: Any, make: Any
 ) -> None:
+    """Scenarios 10 and 11."""
     machine = machine_of(kind, make)
     h = await make_harness([machine])
     from_mapping = await h.engine.start(machine, {"order": 1, "lines": []})
@@ -86,6 +87,7 @@ async def test_a_state_of_every_kind_lives_through_a_whole_run(
 
 
 async def test_defaults_are_filled_at_the_door(make_harness: MakeHarness) -> None:
+    """Scenario 10."""
     machine = machine_of(AsDataclass, AsDataclass)
     h = await make_harness([machine])
 

@@ -55,7 +55,7 @@ class Relaxed(Machine, name="Typed"):
 
 
 async def test_rule_9a_a_version_nobody_registers_waits_with_the_reason(make_harness: MakeHarness) -> None:
-    """Rule 9a: a version nobody registered: the instance waits, visibly, out of the claim's way."""
+    """Rule 9a: a version nobody registered: the instance waits, visibly, out of the claim's way. Scenario 163."""
     h = await make_harness([Order, Neighbour])
     order = await h.engine.start(Order)
 
@@ -70,7 +70,7 @@ async def test_rule_9a_a_version_nobody_registers_waits_with_the_reason(make_har
 
 
 async def test_rule_9a_a_worker_that_registers_the_version_picks_it_up(make_harness: MakeHarness) -> None:
-    """Rule 9a: … until a worker can run it, while the one that could not is still there."""
+    """Rule 9a: … until a worker can run it, while the one that could not is still there. Scenario 163."""
     h = await make_harness([Order])
     order = await h.engine.start(Order)
 
@@ -99,7 +99,7 @@ async def test_rule_9a_a_step_that_no_longer_exists_waits_with_the_reason(make_h
 
 
 async def test_rule_9a_a_state_that_does_not_decode_waits_with_the_reason(make_harness: MakeHarness) -> None:
-    """Rule 9a: a stored state that does not decode; not even handle is asked."""
+    """Rule 9a: a stored state that does not decode; not even handle is asked. Scenario 22."""
     h = await make_harness([Typed, Neighbour])
     broken = await h.engine.start(Typed)
     await h.sql("""update stepwell.instance_data set state = '{"count": "many"}' where id = $1""", broken.id)

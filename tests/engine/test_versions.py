@@ -66,7 +66,7 @@ class Lost(Machine, name="Order", version=3):
 
 
 async def test_rule_29_an_instance_finishes_on_the_version_it_started(make_harness: MakeHarness) -> None:
-    """Rule 29: old and new versions coexist, in one worker."""
+    """Rule 29: old and new versions coexist, in one worker. Scenario 162."""
     h = await make_harness([First, Second])
     old, new, newest = [await h.engine.start(machine) for machine in (First, Second, "Order")]
 
@@ -77,7 +77,7 @@ async def test_rule_29_an_instance_finishes_on_the_version_it_started(make_harne
 
 
 async def test_rule_29_two_workers_with_a_version_each_share_a_queue(make_harness: MakeHarness) -> None:
-    """Rule 29: during a deploy each worker runs its own version, whoever sees the rows first."""
+    """Rule 29: during a deploy each worker runs its own version, whoever sees the rows first. Scenario 162."""
     h = await make_harness([First])
     async with Engine(h.url, machines=[Second]) as later, h.engine.worker(), later.worker():
         handles = [await (h.engine.start(First) if n % 2 else later.start(Second)) for n in range(20)]

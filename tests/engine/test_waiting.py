@@ -36,6 +36,7 @@ async def gated_harness(make_harness: MakeHarness) -> tuple[Harness, dict[str, a
 
 
 async def test_a_result_reaches_a_client_of_another_engine(make_harness: MakeHarness) -> None:
+    """Scenarios 160 and 176."""
     h, gates = await gated_harness(make_harness)
     async with h.another_engine() as client, h.engine.worker():
         handle = await client.start(Gated)
@@ -68,7 +69,23 @@ async def test_what_has_ended_is_there_at_once(make_harness: MakeHarness) -> Non
     assert await handle.result(timeout=timedelta(0)) == "quick"
 
 
+async def test_a_start_into_a_free_slot_of_a_busy_queue_is_run_and_answered_at_once(make_harness: MakeHarness) -> None:
+    """Scenarios 155, 171 and 175: with polls of ten minutes, only notices can have done it."""
+    gates = {"entered": asyncio.Event(), "gate": asyncio.Event()}
+    h = await make_harness([Gated], resources=gates, poll=timedelta(minutes=10), max_poll=timedelta(minutes=10))
+    async with h.engine.worker({"default": 2}):
+        busy = await h.engine.start(Gated)
+        await gates["entered"].wait()
+        quick = await h.engine.start(Gated, step="quick")
+        result = await quick.result(timeout=30)
+        gates["gate"].set()
+        await busy.result(timeout=30)
+
+    assert result == "quick"
+
+
 async def test_a_wait_over_time_returns_the_snapshot_as_it_is(make_harness: MakeHarness) -> None:
+    """Scenario 156."""
     h, _ = await gated_harness(make_harness)
     handle = await h.engine.start(Gated)
 
@@ -122,6 +139,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind(make_harness: Make
 
 
 async def test_a_waiting_client_survives_the_loss_of_its_connections(make_harness: MakeHarness) -> None:
+    """Scenario 161."""
     h, gates = await gated_harness(make_harness)
     async with h.another_engine() as client, h.engine.worker():
         handle = await client.start(Gated)
@@ -157,6 +175,7 @@ async def test_an_end_that_is_none_is_refused(make_harness: MakeHarness) -> None
 
 @pytest.mark.parametrize("target", [999, 0, -1, 2**70, "nobody"])
 async def test_an_unknown_target_is_not_found(make_harness: MakeHarness, target: int | str) -> None:
+    """Scenario 159."""
     h, _ = await gated_harness(make_harness)
 
     with pytest.raises(NotFound) as got:

@@ -44,7 +44,7 @@ async def order_harness(make_harness: MakeHarness, **settings: Any) -> Harness:
 async def test_rule_8_a_crashed_step_runs_again_with_one_attempt_more_and_no_handle(
     make_harness: MakeHarness,
 ) -> None:
-    """Rule 8: a crash re-runs the step: attempt + 1, handle is not called; the next step counts anew."""
+    """Rule 8: a crash re-runs the step: attempt + 1, handle is not called; the next step counts anew. Scenario 19."""
     h = await order_harness(make_harness)
     order = await h.engine.start(Order)
     await abandon(h, [order])
@@ -112,7 +112,7 @@ async def test_rule_8_suspects_run_one_at_a_time_and_hold_up_nobody(make_harness
 
 
 async def test_rule_8_after_max_crashes_in_a_row_it_fails_with_a_clear_reason(make_harness: MakeHarness) -> None:
-    """Rule 8: after max_crashes in a row of one step it fails instead of killing workers for ever."""
+    """Rule 8: after max_crashes in a row of one step it fails instead of killing workers for ever. Scenario 21."""
     h = await order_harness(make_harness, max_crashes=3)
     order, neighbour = await h.engine.start_many([Order, Order])
     await h.sql("update stepwell.instances set crashes = 2, attempt = 2 where id = $1", order.id)
@@ -147,7 +147,7 @@ async def test_rule_8_a_client_that_waits_is_told_when_its_instance_crashed_too_
 
 
 async def test_rule_26_the_reaper_takes_from_a_dead_worker_of_another_host(make_harness: MakeHarness) -> None:
-    """Rule 26: the reaper returns every executing row whose worker has no live lease."""
+    """Rule 26: the reaper returns every executing row whose worker has no live lease. Scenario 139."""
     h = await order_harness(make_harness, reap=OFTEN)
     order, orphan, key_holder, behind = await h.engine.start_many(
         [Order, Order, Order.child(concurrency_key="k"), Order.child(concurrency_key="k")]
@@ -183,7 +183,7 @@ async def test_rule_26_the_reaper_waits_until_its_own_lease_has_held_for_one_lea
 
 
 async def test_rule_26_the_reaper_leaves_a_worker_with_a_live_lease_alone(make_harness: MakeHarness) -> None:
-    """Rule 26: whose lease holds is alive, whatever else is known of it."""
+    """Rule 26: whose lease holds is alive, whatever else is known of it. Scenario 142."""
     h = await order_harness(make_harness, reap=OFTEN)
     lived, died = await h.engine.start_many([Order, Order])
     living = await abandon(h, [lived], host="elsewhere", alive=True)

@@ -59,7 +59,7 @@ async def executing(harness: Harness) -> int:
 async def test_rule_27_what_was_claimed_but_not_started_is_released_and_what_runs_ends(
     make_harness: MakeHarness,
 ) -> None:
-    """Rule 27: release what was claimed but not started, finish what runs within drain_timeout."""
+    """Rule 27: release what was claimed but not started, finish what runs within drain_timeout. Scenarios 85, 143."""
     h, resources = await gated(make_harness, drain_timeout=timedelta(seconds=60))
     handles = await h.engine.start_many([Gated] * 6)
 

@@ -86,7 +86,7 @@ async def test_rule_1_the_same_worker_and_instance_with_another_fence_is_another
 
 
 async def test_rule_1_the_fence_grows_with_each_claim_and_each_commit(make_harness: MakeHarness) -> None:
-    """Rule 1: the fence grows with each claim and with each commit."""
+    """Rule 1: the fence grows with each claim and with each commit. Scenario 1."""
 
     class Trip(Machine):
         @step

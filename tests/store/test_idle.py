@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 
 from stepwell import Context, Done, Machine, step
 from stepwell._runtime.notifier import PROBE_EVERY
+from stepwell._runtime.timers import Timers
 from stepwell.config import Settings
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
@@ -45,3 +48,13 @@ async def test_an_idle_worker_sends_at_most_thirty_statements_a_minute(make_harn
     print(f"an idle worker sends {a_minute:.1f} statements a minute ({with_frames:.1f} with BEGIN and COMMIT), "  # noqa: T201
           f"in {MINUTES} minutes: {Counter(sent)}")
     assert with_frames <= 30
+
+
+def test_an_idle_worker_polls_slower_and_slower_until_there_is_work() -> None:
+    """Scenario 83."""
+    others: Any = dict.fromkeys(("database", "notifier", "lanes", "wake_claimer"))
+    timers = Timers(poll=timedelta(seconds=1), max_poll=timedelta(seconds=5), **others)
+
+    pauses = [timers._next_pause(is_busy=is_busy) for is_busy in (False, False, False, True)]
+
+    assert [math.ceil(pause) for pause in pauses] == [2, 4, 5, 1]  # the jitter takes off a tenth at most

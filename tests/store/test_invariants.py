@@ -115,6 +115,7 @@ async def test_children_are_never_fewer_than_none(connection: asyncpg.Connection
 
 
 async def test_a_concurrency_key_executes_once(connection: asyncpg.Connection) -> None:
+    """Scenario 89."""
     await insert(connection, status="executing", worker_id=1, concurrency_key="account 7")
 
     await refused(

@@ -54,6 +54,7 @@ async def test_migrations_apply_from_nothing(empty: Database) -> None:
 
 
 async def test_a_second_time_nothing_is_applied(empty: Database, empty_url: str) -> None:
+    """Scenario 170."""
     await apply(empty)
     before = await dump_of(empty_url)
 

@@ -231,6 +231,7 @@ def test_a_state_stored_without_a_defaulted_field_gets_it_with_the_next_step() -
 
 
 def test_none_is_a_state_of_defaults() -> None:
+    """Scenario 10."""
     assert StateType(None).admit(None) == "{}"
     assert StateType(OpenModel).decode(StateType(OpenModel).admit({"order": 1})) == OpenModel(order=1)
     with pytest.raises(InvalidState, match="required field 'order' is missing"):

@@ -24,7 +24,7 @@ async def greet(name: str, ctx: Context[Any], polite: bool = True) -> str:
 
 @pytest.mark.parametrize(("attempt", "seconds"), [(0, 1), (1, 2), (3, 8), (8, 256), (9, 300), (20, 300)])
 def test_rule_10_the_default_backoff_doubles_up_to_five_minutes(attempt: int, seconds: int) -> None:
-    """Rule 10: default backoff is min(1 s · 2^attempt, 5 min)."""
+    """Rule 10: default backoff is min(1 s · 2^attempt, 5 min). Scenario 153."""
     assert exponential(attempt) == timedelta(seconds=seconds)
 
 

@@ -32,6 +32,7 @@ def lane_with(slots: int, running: int, buffered: int = 0) -> Lane:
 def test_the_demand_is_the_free_slots_and_the_prefetch(
     slots: int, running: int, buffered: int, prefetch: int, min_demand: int, demand: int
 ) -> None:
+    """Scenario 84."""
     assert lane_with(slots, running, buffered).demand(prefetch, min_demand) == demand
 
 

@@ -127,6 +127,7 @@ def test_a_machine_written_wrongly_is_refused_where_it_is_defined(options: dict[
 
 
 def test_a_machine_without_steps_is_refused() -> None:
+    """Scenario 154."""
     with pytest.raises(DefinitionError, match="has no steps; mark its methods with @step"):
 
         class Empty(Machine):

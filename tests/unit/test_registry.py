@@ -90,6 +90,7 @@ def test_an_unknown_machine_without_a_near_miss_lists_what_there_is() -> None:
 
 
 def test_a_version_that_is_not_registered_is_unknown() -> None:
+    """Scenario 164."""
     with pytest.raises(UnknownMachine):
         Registry([version_of(1)]).resolve(version_of(2))
 

@@ -58,6 +58,7 @@ def test_next_goes_to_the_step_now_with_attempt_zero() -> None:
 
 
 def test_next_takes_a_step_by_reference() -> None:
+    """Scenario 8."""
     assert commit_of(Next(Order().ship)).step == "ship"
     assert commit_of(Next(Order.ship)).step == "ship"
 
@@ -225,6 +226,7 @@ def test_a_reference_that_is_no_step_is_refused() -> None:
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(outcome: object, field: str) -> None:
+    """Scenario 7."""
     with pytest.raises(InvalidInput) as caught:
         commit_of(outcome)
 

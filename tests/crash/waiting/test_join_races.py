@@ -143,6 +143,7 @@ async def test_a_flush_of_fifty_does_not_wait_for_a_caller_who_holds_the_parent_
 
 
 async def test_a_parent_whose_spawn_is_under_way_is_not_reaped(contest: Contest) -> None:
+    """Scenario 62."""
     spawning, reaping = await contest.join()
     parent = await contest.executing(spawning)
     await contest.end_lease(parent)
@@ -197,6 +198,7 @@ async def test_a_child_ends_although_its_parent_was_pruned(contest: Contest, end
 
 
 async def test_a_flush_brings_a_whole_family_to_its_end_at_once(contest: Contest) -> None:
+    """Scenario 59."""
     [one] = await contest.join(1)
     parent, children = await contest.family(one, 3)
 

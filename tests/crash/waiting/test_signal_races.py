@@ -17,6 +17,7 @@ def paid(target: int | str, dedup_key: str | None = None) -> NewSignal:
 
 
 async def test_a_delivery_waits_for_a_park_under_way_and_wakes_it(contest: Contest) -> None:
+    """Scenario 27."""
     parking, delivering = await contest.join()
     claim = await contest.executing(parking)
     await parking.begin()
@@ -51,6 +52,7 @@ async def test_without_its_lock_a_delivery_would_miss_the_park_and_leave_it_asle
 
 
 async def test_a_park_does_not_wait_for_a_delivery_under_way_and_sees_it_when_it_comes_back(contest: Contest) -> None:
+    """Scenario 27."""
     parking, delivering = await contest.join()
     claim = await contest.executing(parking)
     await delivering.begin()

@@ -44,7 +44,7 @@ class Fragile(Machine):
 
 
 async def test_rule_3_a_retry_by_handle_sees_the_same_awaited(make_harness: MakeHarness) -> None:
-    """Rules 3 and 7, Scenario 35: handle sees awaited and inbox; its Retry consumes nothing."""
+    """Rules 3 and 7, Scenario 35: handle sees awaited and inbox (in Scenario 20 none); its Retry consumes nothing."""
     h = await make_harness([Fragile])
     fragile = await h.engine.start(Fragile, {"then": "retry"})
     await h.engine.signal_many([(fragile.id, "other", 1), (fragile.id, "go", 2)])

@@ -60,7 +60,7 @@ async def test_rule_18_a_forever_key_stays_taken_after_pruning(make_harness: Mak
 
 
 async def test_rule_18_a_tombstone_is_found_by_no_door_that_reads(make_harness: MakeHarness) -> None:
-    """Rule 18: after pruning there is nothing to get, wait for or signal."""
+    """Rule 18: after pruning there is nothing to get, wait for or signal. Scenario 159."""
     h = await make_harness([Item])
     item = await finished(h)
 
