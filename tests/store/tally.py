@@ -49,7 +49,7 @@ class Tally:
         """Names in the order of their end; BEGIN and COMMIT are among them."""
         return list(self._log)
 
-    async def shows(self, *names: str) -> None:
+    async def expect(self, *names: str) -> None:
         """Assert that exactly these were sent (the driver logs a moment after its answer), and our counter agrees."""
         await eventually(lambda: len(self._log) >= len(names))
         assert self._log == list(names)

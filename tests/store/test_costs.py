@@ -70,7 +70,7 @@ async def test_starting_any_number_is_one_statement(database: Database, tally: T
     started = await instances.start(database, new(count))
 
     assert len(started) == count
-    await tally.shows("instances/start")
+    await tally.expect("instances/start")
 
 
 async def test_start_many_of_a_thousand_is_one_statement(make_harness: MakeHarness) -> None:
@@ -93,7 +93,7 @@ async def test_a_claim_is_one_statement(database: Database, tally: Tally) -> Non
     claimed = await instances.claim(database, worker, "default", 50, LABELS)
 
     assert len(claimed.claims) == 50
-    await tally.shows("instances/claim")
+    await tally.expect("instances/claim")
 
 
 async def test_beginning_is_one_statement_and_brings_the_states(database: Database, tally: Tally) -> None:
@@ -103,7 +103,7 @@ async def test_beginning_is_one_statement_and_brings_the_states(database: Databa
     states = await workers.begin(database, given[0].worker_id, given[0].claimed_at, [], [c.id for c in given])
 
     assert set(states) == {c.id for c in given}
-    await tally.shows("workers/begin")
+    await tally.expect("workers/begin")
 
 
 @pytest.mark.parametrize("count", [3, 300])
@@ -114,7 +114,7 @@ async def test_a_flush_of_plain_outcomes_is_one_statement(database: Database, ta
     flushed = await flushes.flush(database, ended(given))
 
     assert len(flushed.committed) == count
-    await tally.shows("instances/commit")
+    await tally.expect("instances/commit")
 
 
 @pytest.mark.parametrize("count", [3, 300])
@@ -127,7 +127,7 @@ async def test_a_flush_with_concurrency_keys_is_three_in_one_transaction(
     flushed = await flushes.flush(database, ended(given))
 
     assert len(flushed.committed) == count
-    await tally.shows("BEGIN", "instances/commit", "keys/lock", "keys/free", "COMMIT")
+    await tally.expect("BEGIN", "instances/commit", "keys/lock", "keys/free", "COMMIT")
 
 
 async def test_waiting_behind_a_key_is_two_in_one_transaction(database: Database, tally: Tally) -> None:
@@ -138,13 +138,13 @@ async def test_waiting_behind_a_key_is_two_in_one_transaction(database: Database
     held = await keys.hold(database, [behind.id], ["account 0"])
 
     assert held == [behind.id]
-    await tally.shows("BEGIN", "keys/lock", "keys/hold", "COMMIT")
+    await tally.expect("BEGIN", "keys/lock", "keys/hold", "COMMIT")
 
 
 async def test_a_look_at_the_clock_is_one_statement(database: Database, tally: Tally) -> None:
     await instances.tick(database, ["default", "mail"])
 
-    await tally.shows("instances/tick")
+    await tally.expect("instances/tick")
 
 
 async def test_reading_and_waiting_for_what_has_settled_are_one_statement_each(make_harness: MakeHarness) -> None:
@@ -156,11 +156,11 @@ async def test_reading_and_waiting_for_what_has_settled_are_one_statement_each(m
     await tally.attach()
 
     await order.get()
-    await tally.shows("instances/read")
+    await tally.expect("instances/read")
     tally.clear()
     await order.wait(timeout=10)
 
-    await tally.shows("instances/read")
+    await tally.expect("instances/read")
 
 
 async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(make_harness: MakeHarness) -> None:

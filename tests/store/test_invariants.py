@@ -53,7 +53,7 @@ async def insert(connection: asyncpg.Connection, **columns: Any) -> int:
     return int(await send(connection, sql, *(values[name] for name in given)))
 
 
-async def refused(connection: asyncpg.Connection, constraint: str, **columns: Any) -> None:
+async def expect_refused(connection: asyncpg.Connection, constraint: str, **columns: Any) -> None:
     """Assert that this very constraint keeps the row out."""
     with pytest.raises(asyncpg.IntegrityConstraintViolationError) as caught:
         await insert(connection, **columns)
@@ -66,59 +66,59 @@ async def test_a_row_of_each_status_is_taken(connection: asyncpg.Connection, sta
 
 
 async def test_an_unknown_status_is_refused(connection: asyncpg.Connection) -> None:
-    await refused(connection, "status_known", status="sleeping")
+    await expect_refused(connection, "status_known", status="sleeping")
 
 
 async def test_an_unknown_hold_is_refused(connection: asyncpg.Connection) -> None:
-    await refused(connection, "hold_known", hold="whim")
+    await expect_refused(connection, "hold_known", hold="whim")
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "runnable"])
 async def test_only_a_runnable_row_is_held(connection: asyncpg.Connection, status: str) -> None:
-    await refused(connection, "only_runnable_is_held", status=status, hold="due", **STATUSES[status])
+    await expect_refused(connection, "only_runnable_is_held", status=status, hold="due", **STATUSES[status])
 
 
 async def test_an_executing_row_has_a_worker(connection: asyncpg.Connection) -> None:
-    await refused(connection, "executing_has_worker", status="executing")
+    await expect_refused(connection, "executing_has_worker", status="executing")
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "executing"])
 async def test_no_other_row_has_a_worker(connection: asyncpg.Connection, status: str) -> None:
-    await refused(connection, "executing_has_worker", status=status, **{**STATUSES[status], "worker_id": 1})
+    await expect_refused(connection, "executing_has_worker", status=status, **{**STATUSES[status], "worker_id": 1})
 
 
 @pytest.mark.parametrize("status", TERMINAL)
 async def test_what_has_ended_has_an_end(connection: asyncpg.Connection, status: str) -> None:
-    await refused(connection, "finished_has_end", status=status)
+    await expect_refused(connection, "finished_has_end", status=status)
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status not in TERMINAL])
 async def test_what_lives_has_no_end(connection: asyncpg.Connection, status: str) -> None:
-    await refused(connection, "finished_has_end", status=status, **{**STATUSES[status], "finished_at": "now"})
+    await expect_refused(connection, "finished_has_end", status=status, **{**STATUSES[status], "finished_at": "now"})
 
 
 async def test_who_waits_for_a_signal_names_it(connection: asyncpg.Connection) -> None:
-    await refused(connection, "awaiting_signal_has_names", status="awaiting_signal")
+    await expect_refused(connection, "awaiting_signal_has_names", status="awaiting_signal")
 
 
 @pytest.mark.parametrize("scope", [None, "sometimes"])
 async def test_a_key_has_a_known_scope(connection: asyncpg.Connection, scope: str | None) -> None:
-    await refused(connection, "key_has_scope", key="order 1", key_scope=scope)
+    await expect_refused(connection, "key_has_scope", key="order 1", key_scope=scope)
 
 
 async def test_a_scope_has_a_key(connection: asyncpg.Connection) -> None:
-    await refused(connection, "key_has_scope", key_scope="live")
+    await expect_refused(connection, "key_has_scope", key_scope="live")
 
 
 async def test_children_are_never_fewer_than_none(connection: asyncpg.Connection) -> None:
-    await refused(connection, "children_not_negative", children_pending=-1)
+    await expect_refused(connection, "children_not_negative", children_pending=-1)
 
 
 async def test_a_concurrency_key_executes_once(connection: asyncpg.Connection) -> None:
     """Scenario 89."""
     await insert(connection, status="executing", worker_id=1, concurrency_key="account 7")
 
-    await refused(
+    await expect_refused(
         connection, "instances_concurrency_key", status="executing", worker_id=2, concurrency_key="account 7"
     )
 
@@ -134,7 +134,7 @@ async def test_a_concurrency_key_is_shared_by_those_who_wait(connection: asyncpg
 async def test_a_key_is_occupied_once_per_tenant(connection: asyncpg.Connection, scope: str) -> None:
     await insert(connection, tenant="a", key="order 1", key_scope=scope)
 
-    await refused(connection, "instances_guard", tenant="a", key="order 1", key_scope="live")
+    await expect_refused(connection, "instances_guard", tenant="a", key="order 1", key_scope="live")
     assert await insert(connection, tenant="b", key="order 1", key_scope=scope)
 
 
@@ -149,7 +149,7 @@ async def test_a_live_key_is_free_when_its_instance_has_ended(connection: asyncp
 async def test_a_forever_key_is_never_free_again(connection: asyncpg.Connection, status: str) -> None:
     await insert(connection, key="order 1", key_scope="forever", status=status, finished_at="now")
 
-    await refused(connection, "instances_guard", key="order 1", key_scope="live")
+    await expect_refused(connection, "instances_guard", key="order 1", key_scope="live")
 
 
 async def test_an_id_names_one_instance_and_one_state(connection: asyncpg.Connection) -> None:
