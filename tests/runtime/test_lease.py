@@ -169,3 +169,25 @@ class Warned(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "the event loop has been blocked" in record.getMessage():
             self.event.set()
+
+
+async def test_rule_26_a_step_longer_than_the_lease_keeps_it_by_beats(make_harness: MakeHarness) -> None:
+    """Rule 26, Scenario 140: two leases long, with a reaper at hand, and it is the first attempt still."""
+
+    class Long(Machine):
+        @step
+        async def start(self, ctx: Context[Any]) -> Done:
+            await ctx.resources.wait()
+            return Done(ctx.attempt)
+
+    leases_are_over = asyncio.Event()
+    h = await make_harness([Long], resources=leases_are_over, lease=timedelta(seconds=0.9), reap=OFTEN)
+    long = await h.engine.start(Long)
+
+    async with h.another_engine() as other, h.engine.worker(), other.worker({"elsewhere": 1}):
+        with armed("heartbeat.beaten") as beaten:
+            await beaten.reached(14)  # of two workers: each has beaten for two leases
+        leases_are_over.set()
+        attempt = await long.result(timeout=30)
+
+    assert (attempt, (await long.get()).crashes) == (0, 0)
