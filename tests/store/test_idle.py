@@ -17,7 +17,7 @@ from tests.store.tally import Tally
 
 FASTER = 25  # every interval is a 25th of its default, so that 2.4 seconds are a minute
 MINUTES = 4
-INTERVALS = ("poll", "max_poll", "heartbeat", "lease", "reap")
+INTERVALS = ("poll", "max_poll", "heartbeat", "lease", "reap", "prune")
 MINUTE = 60.0
 
 

@@ -44,7 +44,11 @@ async def test_a_newer_claim_stops_the_step_of_an_older_one_unless_its_outcome_i
 
 
 def test_dropping_what_is_not_in_hand_does_nothing() -> None:
-    Hands().drop(make_claim())
+    hands = Hands()
+
+    hands.drop(make_claim())
+
+    assert len(hands) == 0
 
 
 def test_of_a_late_answer_and_the_return_of_its_claim_the_first_wins() -> None:

@@ -1,9 +1,14 @@
 -- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox and side row.
--- Keeps: what a live parent still needs; keys of scope 'forever' leave a tombstone.
+-- Keeps: one pruner acts at a time (a try-lock, to the end of the statement); what a live parent still needs;
+--   keys of scope 'forever' leave a tombstone.
 -- Index: instances_finished, one range per machine. Locks: the rows, skip locked. Machines that nobody
 --   ever registered are kept. Returns: how many were deleted, and the largest number of one machine.
-with machines as materialized (
-  select m.name, m.retention from stepwell.machines m where m.active and m.retention is not null
+with elected as materialized (
+  select pg_try_advisory_xact_lock(hashtextextended('stepwell.duty.pruner', 0)) as is_mine
+), machines as materialized (
+  select m.name, m.retention
+  from stepwell.machines m
+  where m.active and m.retention is not null and (select e.is_mine from elected e)
 ), old as materialized (
   select o.*
   from machines m
