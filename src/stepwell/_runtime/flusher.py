@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import Contention, Outage, Refusal, StoreFault
-from stepwell._core.status import Hold, Status
-from stepwell._runtime.notifier import Notifier
+from stepwell._core.status import Status
+from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.tally import Tally
 from stepwell._service import Service
 from stepwell._store import flushes, instances
 from stepwell._store.database import Database
-from stepwell._store.flushes import Flushed
 from stepwell._store.instances import Trace
 from stepwell.errors import RefusedByDatabase
 
@@ -54,14 +51,11 @@ class _Entry:
 class Flusher(Service):
     """Commits outcomes in batches. One bad row never fails its neighbours, and an outage loses none."""
 
-    def __init__(
-        self, database: Database, notifier: Notifier, tally: Tally, expect_due: Callable[[float], None]
-    ) -> None:
+    def __init__(self, database: Database, announcer: Announcer, tally: Tally) -> None:
         super().__init__("flusher")
         self._database = database
-        self._notifier = notifier
+        self._announcer = announcer
         self._tally = tally
-        self._expect_due = expect_due
         self._pending: list[_Entry] = []
         self._alone: set[asyncio.Task[None]] = set()
         self._apart = asyncio.Semaphore(MOST_APART)
@@ -142,7 +136,7 @@ class Flusher(Service):
         if _probes.hooks:
             await _probes.reach("flusher.committed", ids=[row.id for row in flushed.committed])
         rows = {row.id: row for row in flushed.committed}
-        self._announce(batch, flushed)
+        self._announcer.committed([entry.commit for entry in batch], flushed)
         missing = []
         for entry in batch:
             if entry.commit.claim.id in rows:
@@ -170,10 +164,10 @@ class Flusher(Service):
         traces = await instances.verify(self._database, [entry.commit.claim.id for entry in entries])
         for entry in entries:
             trace = traces.get(entry.commit.claim.id)
-            if trace is not None and _is_ours(entry.commit, trace):
+            if trace is not None and is_ours(entry.commit, trace):
                 self._bring_again(entry)
             elif entry.doubtful and trace is not None and _has_landed(entry.commit, trace):
-                self._announce_landed(entry.commit)
+                self._announcer.landed(entry.commit)
                 self._answer(entry, Verdict.COMMITTED)
             else:
                 log.warning("flusher: %s: stale, its claim is no longer ours", entry.commit.claim.label)
@@ -201,35 +195,9 @@ class Flusher(Service):
         if not entry.answer.done():
             entry.answer.set_result(verdict)
 
-    def _announce(self, batch: list[_Entry], flushed: Flushed) -> None:
-        wakes = Counter(flushed.freed_queues)
-        if flushed.has_later_children:
-            self._notifier.announce_due()
-        commits = {entry.commit.claim.id: entry.commit for entry in batch}
-        for row in flushed.committed:
-            commit = commits[row.id]
-            if row.status is Status.RUNNABLE and row.hold is None:
-                wakes[row.queue] += 1
-            elif row.hold is Hold.DUE:
-                self._expect_due(commit.delay.total_seconds())
-            elif commit.timeout is not None:
-                self._expect_due(commit.timeout.total_seconds())
-            if row.watched and row.status.is_settled:
-                self._notifier.announce_settled(row.id)
-        for queue, count in wakes.items():
-            self._notifier.announce_work(queue, count)
 
-    def _announce_landed(self, commit: Commit) -> None:
-        """Say again what the lost answer would have told us to say."""
-        if commit.delay or commit.timeout:
-            self._expect_due((commit.timeout or commit.delay).total_seconds())
-        for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
-            self._notifier.announce_work(queue)
-        if commit.status.is_settled:
-            self._notifier.announce_settled(commit.claim.id)
-
-
-def _is_ours(commit: Commit, trace: Trace) -> bool:
+def is_ours(commit: Commit, trace: Trace) -> bool:
+    """Whether the row is still the claim's that this commit is for."""
     claim = commit.claim
     return (
         trace.status is Status.EXECUTING and trace.worker_id == claim.worker_id and trace.fence == claim.fence

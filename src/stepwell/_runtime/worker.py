@@ -10,6 +10,7 @@ from typing import Any
 from stepwell._core.faults import StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
+from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.executor import Executor
 from stepwell._runtime.flusher import Flusher
@@ -53,7 +54,8 @@ class Worker:
             database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
             poll=settings.poll, max_poll=settings.max_poll,
         )  # fmt: skip
-        self._flusher = Flusher(self._database, self._notifier, self.tally, self._timers.expect)
+        announcer = Announcer(self._notifier, self._timers.expect)
+        self._flusher = Flusher(self._database, announcer, self.tally)
         self._executor = Executor(
             database=self._database, registry=self._registry, flusher=self._flusher, hands=self._hands,
             lanes=self._lanes, tally=self.tally, max_payload=settings.max_payload, resources=resources,

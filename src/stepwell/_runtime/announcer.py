@@ -1,0 +1,47 @@
+"""Tells, after a commit, who may go on by it: claimers, timers, and clients that wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from stepwell._core.commits import Commit
+from stepwell._core.status import Hold, Status
+from stepwell._runtime.notifier import Notifier
+from stepwell._store.flushes import Flushed
+
+
+class Announcer:
+    """What has become durable, said to this process and to the others. Hints only: polling is the floor."""
+
+    def __init__(self, notifier: Notifier, expect_due: Callable[[float], None]) -> None:
+        self._notifier = notifier
+        self._expect_due = expect_due
+
+    def committed(self, commits: Iterable[Commit], flushed: Flushed) -> None:
+        """Say what the answer to a flush of these commits tells."""
+        wakes = Counter(flushed.freed_queues)
+        if flushed.has_later_children:
+            self._notifier.announce_due()
+        by_id = {commit.claim.id: commit for commit in commits}
+        for row in flushed.committed:
+            commit = by_id[row.id]
+            if row.status is Status.RUNNABLE and row.hold is None:
+                wakes[row.queue] += 1
+            elif row.hold is Hold.DUE:
+                self._expect_due(commit.delay.total_seconds())
+            elif commit.timeout is not None:
+                self._expect_due(commit.timeout.total_seconds())
+            if row.watched and row.status.is_settled:
+                self._notifier.announce_settled(row.id)
+        for queue, count in wakes.items():
+            self._notifier.announce_work(queue, count)
+
+    def landed(self, commit: Commit) -> None:
+        """Say what the lost answer to a commit would have told."""
+        if commit.delay or commit.timeout:
+            self._expect_due((commit.timeout or commit.delay).total_seconds())
+        for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
+            self._notifier.announce_work(queue)
+        if commit.status.is_settled:
+            self._notifier.announce_settled(commit.claim.id)
