@@ -12,7 +12,7 @@ class Context(Generic[StateT]):
 
     __slots__ = (
         "attempt", "awaited", "children", "fence", "id", "inbox", "key", "machine", "resources", "state", "step",
-        "tenant", "version",
+        "tenant", "version", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -27,6 +27,7 @@ class Context(Generic[StateT]):
         attempt: int,
         fence: int,
         state: StateT,
+        worker_id: int | None = None,
         resources: Any = None,
         inbox: tuple[Any, ...] = (),
         awaited: tuple[Any, ...] = (),
@@ -41,6 +42,7 @@ class Context(Generic[StateT]):
         self.attempt = attempt
         self.fence = fence
         self.state = state
+        self.worker_id = worker_id
         self.resources = resources
         self.inbox = inbox
         self.awaited = awaited

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from stepwell import embedded, schema
 from stepwell._core.records import Instance
 from stepwell._core.registry import Registry
+from stepwell._runtime.caller import Around
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
@@ -40,11 +41,16 @@ class Engine:
         *,
         machines: Iterable[Any] = (),
         resources: Resources | object | None = None,
+        around_sync_steps: Around | None = None,
         **settings: Any,
     ) -> None:
         self.settings = load_settings(settings)
         self._registry = Registry(machines)
         self._resources = resources
+        if around_sync_steps is not None and not callable(around_sync_steps):
+            raise DefinitionError(f"around_sync_steps: expected a function that gives a context manager, "
+                                  f"got {around_sync_steps!r}")
+        self._around_sync_steps = around_sync_steps
         self._dsn = dsn if dsn is not None else os.environ.get("STEPWELL_DATABASE_URL") or None
         if self._dsn is not None:
             check_url(self._dsn)
@@ -241,7 +247,7 @@ class Engine:
         async with self._entered_resources() as resources, _opened_for_work(self._opened.dsn) as database:
             worker = Worker(
                 database=database, registry=self._registry, notifier=notifier, settings=effective,
-                resources=resources,
+                resources=resources, around_sync_steps=self._around_sync_steps,
             )  # fmt: skip
             try:
                 await worker.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -21,6 +22,11 @@ async def migrate(
     applied = await migrations.apply(database)
     await machines.register(database, registry.all(), retention)
     return [f"{migration.version:04}_{migration.name}" for migration in applied]
+
+
+def migrate_over(send: Callable[[str], Sequence[Sequence[int]]], upto: int) -> list[str]:
+    """Apply what is missing up to that version over somebody else's connection, such as Django's."""
+    return [f"{migration.version:04}_{migration.name}" for migration in migrations.apply_over(send, upto)]
 
 
 async def verify(database: Database) -> int:

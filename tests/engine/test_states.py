@@ -135,9 +135,11 @@ async def test_a_step_knows_who_it_is(make_harness: MakeHarness) -> None:
     class Order(Machine, name="order", version=4):
         @step
         async def start(self, ctx: Context[Any]) -> Done:
-            return Done([ctx.id, ctx.machine, ctx.version, ctx.step, ctx.attempt, ctx.key, ctx.tenant, ctx.fence])
+            who = [ctx.id, ctx.machine, ctx.version, ctx.step, ctx.attempt, ctx.key, ctx.tenant, ctx.fence]
+            return Done([*who, ctx.worker_id])
 
     h = await make_harness([Order])
     order = await h.engine.start(Order, tenant="acme")
-    async with h.engine.worker():
-        assert await order.result(timeout=30) == [order.id, "order", 4, "start", 0, None, "acme", 1]
+    async with h.engine.worker() as worker:
+        told = await order.result(timeout=30)
+        assert told == [order.id, "order", 4, "start", 0, None, "acme", 1, worker.id]

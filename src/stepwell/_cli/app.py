@@ -16,8 +16,16 @@ from stepwell.engine import Engine
 APP_HELP = "the app's engine, as module:attribute, for example shop.app:engine; the current directory is searched first"
 
 
+def add_app(parser: ArgumentParser) -> None:
+    """Let a command that needs machines be told whose; not asked where the door belongs to one app."""
+    if parser.get_default("app") is None:
+        parser.add_argument("app", metavar="APP", help=APP_HELP)
+
+
 def add_engine_flags(parser: ArgumentParser) -> None:
     """Let a command that needs no machines choose its database."""
+    if parser.get_default("app") is not None:
+        return
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--app", metavar="APP", help=APP_HELP)
     which.add_argument(

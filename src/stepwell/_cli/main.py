@@ -29,6 +29,7 @@ COMMANDS = {
     "retry": "run a failed or cancelled instance again at its step",
     "restart": "put an instance at a step of your choice",
 }
+EXAMPLE = "shop.app:engine"  # the app in every command's examples
 EXIT_CODES = """\
 exit codes:
   0  done
@@ -37,10 +38,10 @@ exit codes:
   3  the database could not be reached, or is not what Stepwell needs"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+def main(argv: Sequence[str] | None = None, *, prog: str = "stepwell", app: str | None = None) -> int:
+    """Run one command; returns its exit code. With an `app`, no command asks for one: it is a project's own door."""
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = _build_parser(next((word for word in given if not word.startswith("-")), None))
+    parser = _build_parser(next((word for word in given if not word.startswith("-")), None), prog, app)
     args = parser.parse_args(given)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what the locale can not show
@@ -61,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _build_parser(verb: str | None) -> ArgumentParser:
+def _build_parser(verb: str | None, prog: str = "stepwell", app: str | None = None) -> ArgumentParser:
     """The parser of all commands, of which only the called one is imported."""
     parser = ArgumentParser(
-        prog="stepwell", description="Durable execution on Postgres.", epilog=EXIT_CODES,
+        prog=prog, description="Durable execution on Postgres.", epilog=EXIT_CODES,
         formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"stepwell {version('stepwell')}")
@@ -77,10 +78,19 @@ def _build_parser(verb: str | None) -> ArgumentParser:
         )  # fmt: skip
         if name == verb:
             command = import_module(f"stepwell._cli.commands.{name}")
+            added.set_defaults(app=app)
             command.configure(added)
+            added.epilog = _shown_for(prog, app, added.epilog)
             added.add_argument("--verbose", action="store_true", help="show tracebacks, and more of the log")
             added.set_defaults(run=command.run)
     return parser
+
+
+def _shown_for(prog: str, app: str | None, examples: str | None) -> str | None:
+    """A command's examples as they are typed at this door."""
+    if examples is None or app is None:
+        return examples
+    return examples.replace(f" --app {EXAMPLE}", "").replace(f" {EXAMPLE}", "").replace("stepwell ", f"{prog} ")
 
 
 class _CommandParser(ArgumentParser):

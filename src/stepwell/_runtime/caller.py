@@ -8,6 +8,7 @@ import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stepwell._core.records import Claim
@@ -15,12 +16,14 @@ from stepwell.errors import StepTimeout
 from stepwell.machine import Step
 
 MOST_THREADS = 1_000
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 class Caller:
     """A step, or its `handle`, run and timed. What it raises goes to the one who asked."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, around_sync_steps: Around | None = None) -> None:
+        self._around = nullcontext if around_sync_steps is None else around_sync_steps
         self._threads = ThreadPoolExecutor(min(slots, MOST_THREADS) or 1, thread_name_prefix="stepwell step")
         self.in_threads = 0  # sync calls that run right now
 
@@ -47,7 +50,9 @@ class Caller:
         started = time.monotonic()
         context = contextvars.copy_context()
         self.in_threads += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, context.run, _caught, function, args)
+        future = asyncio.get_running_loop().run_in_executor(
+            self._threads, context.run, _caught, self._around, function, args
+        )
         future.add_done_callback(self._thread_ended)
         value, error = await asyncio.shield(future)
         timeout = step.timeout
@@ -63,9 +68,14 @@ class Caller:
         self.in_threads -= 1
 
 
-def _caught(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[object, BaseException | None]:
+def _caught(
+    around: Around, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[object, BaseException | None]:
     """Call and catch in the thread: a future can not carry a StopIteration."""
+    value = None  # also if what surrounds the call swallows its error
     try:
-        return function(*args), None
+        with around():
+            value = function(*args)
     except BaseException as error:  # noqa: BLE001 - carried to the loop, where it is handled
         return None, error
+    return value, None

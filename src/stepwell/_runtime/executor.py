@@ -17,7 +17,7 @@ from stepwell._core.faults import StoreFault
 from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.transition import failed, transition, unfit
-from stepwell._runtime.caller import Caller
+from stepwell._runtime.caller import Around, Caller
 from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lanes
@@ -52,7 +52,7 @@ class _Run:
         claim = self.claim
         return Context(
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
-            step=self.step.name, attempt=claim.attempt, fence=claim.fence,
+            step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
             state=self.definition.state.decode(self.loaded), resources=resources,
             inbox=self.inbox, awaited=self.awaited, children=self.children,
         )  # fmt: skip
@@ -81,6 +81,7 @@ class Executor:
         tally: Tally,
         max_payload: int,
         resources: Any,
+        around_sync_steps: Around | None,
         on_room: Callable[[], None],
         on_lease_lost: Callable[[int], None],
     ) -> None:
@@ -100,7 +101,7 @@ class Executor:
         self._suspects: deque[Claim] = deque()  # they run one at a time
         self._suspect_runs = False
         self._refills: set[asyncio.Task[None]] = set()
-        self._caller = Caller(lanes.slots)
+        self._caller = Caller(lanes.slots, around_sync_steps)
 
     @property
     def in_threads(self) -> int:

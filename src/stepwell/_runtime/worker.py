@@ -11,6 +11,7 @@ from stepwell._core.faults import StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
 from stepwell._runtime.announcer import Announcer
+from stepwell._runtime.caller import Around
 from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.executor import Executor
 from stepwell._runtime.flusher import Flusher
@@ -33,7 +34,14 @@ class Worker:
     """Claims and runs instances until it is stopped. Made by `engine.worker(...)`."""
 
     def __init__(
-        self, *, database: Database, registry: Registry, notifier: Notifier, settings: Settings, resources: Any
+        self,
+        *,
+        database: Database,
+        registry: Registry,
+        notifier: Notifier,
+        settings: Settings,
+        resources: Any,
+        around_sync_steps: Around | None = None,
     ) -> None:
         self.tally = Tally()
         self._database = database
@@ -46,9 +54,9 @@ class Worker:
         self._renewals: set[asyncio.Task[None]] = set()
         self._subscriptions = AsyncExitStack()
         self._is_stopping = False
-        self._build(resources)
+        self._build(resources, around_sync_steps)
 
-    def _build(self, resources: Any) -> None:
+    def _build(self, resources: Any, around_sync_steps: Around | None) -> None:
         settings = self._settings
         self._timers = Timers(
             database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
@@ -59,7 +67,7 @@ class Worker:
         self._executor = Executor(
             database=self._database, registry=self._registry, flusher=self._flusher, hands=self._hands,
             lanes=self._lanes, tally=self.tally, max_payload=settings.max_payload, resources=resources,
-            on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
+            around_sync_steps=around_sync_steps, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         self._claimer = Claimer(
             database=self._database, registry=self._registry, notifier=self._notifier, lease=self._lease,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,6 +12,7 @@ import asyncpg
 
 from stepwell._core.faults import Refusal
 from stepwell._store.database import Database, Queryable
+from stepwell._store.statements import statement
 
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -70,6 +72,22 @@ async def apply(db: Database) -> list[Migration]:
             await session.run(migration.sql)
         if missing:
             await session.run(_stamp(missing[-1].version))
+    return missing
+
+
+def apply_over(send: Callable[[str], Sequence[Sequence[int]]], upto: int) -> list[Migration]:
+    """Bring the schema to at least that version over a connection, and in a transaction, of somebody else's.
+
+    `send` runs a script; of a select it returns the rows. The lock is held until that transaction ends.
+    """
+    send(_PROLOGUE)
+    rows = send(statement("schema/version"))
+    current = rows[0][0] if rows else 0
+    missing = [m for m in migrations() if current < m.version <= upto]
+    for migration in missing:
+        send(migration.sql)
+    if missing:
+        send(_stamp(missing[-1].version))
     return missing
 
 

@@ -6,7 +6,7 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from stepwell._cli.app import APP_HELP, load_app
+from stepwell._cli.app import add_app, load_app
 from stepwell._cli.endings import report_act
 from stepwell._cli.targets import add_operator_flags, add_target, chosen_target, read_json
 from stepwell.engine import Engine
@@ -22,7 +22,7 @@ by now."""
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("app", metavar="APP", help=APP_HELP)
+    add_app(parser)
     add_target(parser)
     parser.add_argument("--step", required=True, help="where it goes on")
     parser.add_argument(

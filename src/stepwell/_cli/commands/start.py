@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
-from stepwell._cli.app import APP_HELP, load_app
+from stepwell._cli.app import add_app, load_app
 from stepwell._cli.endings import report_wait
 from stepwell._cli.exits import OK
 from stepwell._cli.output import to_json
@@ -28,7 +28,7 @@ FOREVER = timedelta.max
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("app", metavar="APP", help=APP_HELP)
+    add_app(parser)
     parser.add_argument("machine", metavar="MACHINE", help="the name of a machine or a job of the app")
     parser.add_argument(
         "state", metavar="STATE_JSON", nargs="?",

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from stepwell._cli import logs
-from stepwell._cli.app import APP_HELP, load_app
+from stepwell._cli.app import add_app, load_app
 from stepwell._cli.exits import OK, SIGNALLED
 from stepwell._cli.output import to_json
 from stepwell._cli.values import seconds
@@ -48,7 +48,7 @@ NUMBERS = {
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("app", metavar="APP", help=APP_HELP)
+    add_app(parser)
     parser.add_argument(
         "--queue", metavar="NAME=SLOTS", action="append", dest="queues",
         help="a queue to serve, and how many of its steps may run at a time; may be repeated",
