@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing import Harness
-from stepwell.testing.harness import SERVER_SETTINGS
+from stepwell.testing.keeper import SERVER_SETTINGS, close_keepers
 
 MakeHarness = Callable[..., Awaitable[Harness]]
 
@@ -21,9 +21,11 @@ def _server() -> Iterator[None]:
     """Keep the embedded server up for the whole session; every harness joins and leaves it."""
     if os.environ.get("STEPWELL_TEST_DATABASE_URL"):
         yield
+        close_keepers()
         return
     with EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS):
         yield
+        close_keepers()
 
 
 @pytest.fixture

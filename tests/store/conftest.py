@@ -16,7 +16,7 @@ import pytest
 from stepwell._store import clones
 from stepwell._store.database import WORKER, Database
 from stepwell.embedded import EmbeddedServer, data_home
-from stepwell.testing.harness import SERVER_SETTINGS
+from stepwell.testing.keeper import SERVER_SETTINGS
 from tests.store import backlog
 
 T = TypeVar("T")

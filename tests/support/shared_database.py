@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from stepwell._store import clones
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing import Harness
-from stepwell.testing.harness import SERVER_SETTINGS
+from stepwell.testing.keeper import SERVER_SETTINGS
 
 T = TypeVar("T")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import secrets
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -12,11 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell._store import clones
-from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.engine import Engine
+from stepwell.testing.keeper import SERVER_SETTINGS, keeper
 
-# Tests lose nothing if the machine dies; killed processes and restarted servers need no fsync.
-SERVER_SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
+__all__ = ["SERVER_SETTINGS", "Harness"]
 
 
 class Harness:
@@ -33,12 +29,9 @@ class Harness:
 
     async def __aenter__(self) -> Self:
         try:
-            server_url = await self._join_server()
-            template = await clones.ensure_template(server_url)
-            name = f"stepwell_test_{secrets.token_hex(6)}"
-            await clones.clone(server_url, template, name)
-            self._stack.push_async_callback(clones.drop, server_url, name)
-            self.url = clones.sibling(server_url, name)
+            kept = keeper()
+            self.url = await kept.take()
+            self._stack.callback(kept.give_back, self.url)
             self.engine = await self._stack.enter_async_context(self.another_engine())
         except BaseException:
             await self._stack.aclose()
@@ -62,12 +55,3 @@ class Harness:
     async def sql(self, statement: str, *args: Any) -> list[Any]:
         """Send one statement to the test's database."""
         return await clones.query(self.url, statement, *args)
-
-    async def _join_server(self) -> str:
-        given = os.environ.get("STEPWELL_TEST_DATABASE_URL")
-        if given:
-            return given
-        server = EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS)
-        url = await asyncio.to_thread(server.join)
-        self._stack.push_async_callback(asyncio.to_thread, server.leave)
-        return url

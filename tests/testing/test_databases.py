@@ -1,0 +1,106 @@
+"""A harness's database: its own, empty, and made of a used one only if nothing but rows was changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Context, Done, Engine, Machine, step
+from stepwell._store import clones
+from stepwell._store.clones import Registrar
+from stepwell.testing import Harness
+from stepwell.testing.keeper import keeper
+
+TABLES = ("instances", "instance_data", "signals", "tombstones", "machines", "workers")
+
+
+class Greeting(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done("hello")
+
+
+@pytest.fixture
+async def registrar() -> AsyncIterator[Registrar]:
+    """One of this test's own, on the same server as all harnesses."""
+    url = await keeper().take()
+    registrar = Registrar(clones.sibling(url, "postgres"))
+    await registrar.open()
+    yield registrar
+    await registrar.close()
+    keeper().give_back(url)
+
+
+async def test_a_used_database_is_as_good_as_new(registrar: Registrar) -> None:
+    used = await registrar.clone()
+    url = clones.sibling(registrar.url, used)
+    async with Engine(url, machines=[Greeting]) as engine:
+        for _ in range(3):
+            await engine.start(Greeting)
+        async with engine.worker():
+            await (await engine.start(Greeting, key="a")).result(timeout=30)
+    await clones.move_clock(url, timedelta(days=3))
+    await clones.query(url, "analyze stepwell.instances")
+
+    fresh = await registrar.recycle(used)
+
+    assert fresh is not None
+    url = clones.sibling(registrar.url, fresh)
+    counts = [(await clones.query(url, f"select count(*) from stepwell.{table}"))[0][0] for table in TABLES]
+    [(clock,)] = await clones.query(url, "select stepwell.now() - pg_catalog.now()")
+    [(statistics,)] = await clones.query(url, "select count(*) from pg_stats where schemaname = 'stepwell'")
+    assert (counts, clock, statistics) == ([0] * len(TABLES), timedelta(0), 0)
+    async with Engine(url, machines=[Greeting]) as engine:
+        assert (await engine.start(Greeting)).id == 1
+    await registrar.drop(fresh)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "create table mine (n int)",
+        "create schema mine",
+        "alter table stepwell.instances add column mine int",
+        "update stepwell.meta set version = 0",
+        "drop index stepwell.instances_claim",
+    ],
+)
+async def test_a_database_in_which_more_than_rows_was_changed_is_not_used_again(
+    registrar: Registrar, change: str
+) -> None:
+    used = await registrar.clone()
+    await clones._administer(clones.sibling(registrar.url, used), change)
+
+    assert await registrar.recycle(used) is None
+
+    left = await clones.query(registrar.url, "select datname from pg_database where datname ~ $1", registrar._token)
+    assert left == []
+
+
+async def test_what_a_killed_process_left_is_dropped_by_the_next_one(registrar: Registrar) -> None:
+    dead = Registrar(registrar.url)
+    await dead.open()
+    left = await dead.clone()
+    living = await registrar.clone()
+    assert dead._connection is not None
+    dead._connection.terminate()
+
+    successor = Registrar(registrar.url)
+    await successor.open()
+
+    names = {row["datname"] for row in await clones.query(registrar.url, "select datname from pg_database")}
+    assert (left in names, living in names) == (False, True)
+    await successor.close()
+    await registrar.drop(living)
+
+
+async def test_two_harnesses_have_two_databases() -> None:
+    async with Harness([Greeting]) as one, Harness([Greeting]) as other:
+        await one.engine.start(Greeting, key="a")
+
+        assert one.url != other.url
+        assert await other.sql("select * from stepwell.instances") == []
+
