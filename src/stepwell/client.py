@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from stepwell._core.codec import check_size, encode_value
 from stepwell._core.entries import NewInstance, admit, admit_many, state_of
 from stepwell._core.faults import Conflict, Contention
 from stepwell._core.ranges import check_key, check_tenant, check_text
 from stepwell._core.records import Instance
-from stepwell._core.registry import Registry
+from stepwell._core.registry import Definition, Registry
 from stepwell._core.status import Status
 from stepwell._runtime.notifier import Notifier
 from stepwell._store import instances, operators, signals
@@ -23,7 +23,7 @@ from stepwell._store.signals import NewSignal
 from stepwell.config import Settings
 from stepwell.errors import Duplicate, InvalidInput, NoTarget
 from stepwell.machine import step_name
-from stepwell.outcomes import StepRef
+from stepwell.outcomes import Result_co, StepRef
 from stepwell.waiting import Until, Waiting
 
 IfExists = Literal["raise", "return"]
@@ -44,7 +44,7 @@ class Client:
         self._settings = settings
         self.waiting = Waiting(database, notifier, settings.tenant)
 
-    async def start(self, machine: object, state: Any, options: dict[str, Any], if_exists: IfExists) -> Handle:
+    async def start(self, machine: object, state: Any, options: dict[str, Any], if_exists: IfExists) -> Handle[Any]:
         if if_exists not in ("raise", "return"):
             raise InvalidInput("if_exists", f"{if_exists!r} is neither 'raise' nor 'return'")
         entry = admit(
@@ -52,22 +52,26 @@ class Client:
             tenant=self._settings.tenant, max_payload=self._settings.max_payload,
         )  # fmt: skip
         [started] = await self._insert([entry])
-        if isinstance(started, Duplicate):
-            if if_exists == "raise":
-                raise started
-            return Handle(self, started.id, entry.key)
-        return Handle(self, started.id, entry.key)
+        if isinstance(started, Duplicate) and if_exists == "raise":
+            raise started
+        return self._handle(started.id, entry)
 
-    async def start_many(self, entries: Sequence[Any]) -> list[Handle | Duplicate]:
+    async def start_many(self, entries: Sequence[Any]) -> list[Handle[Any] | Duplicate]:
         admitted = admit_many(
             self._registry, entries, tenant=self._settings.tenant, max_payload=self._settings.max_payload
         )
         if not admitted:
             return []
         return [
-            row if isinstance(row, Duplicate) else Handle(self, row.id, entry.key)
+            row if isinstance(row, Duplicate) else self._handle(row.id, entry)
             for row, entry in zip(await self._insert(admitted), admitted, strict=True)
         ]
+
+    def handle(self, instance_id: int, machine: object) -> Handle[Any]:
+        return Handle(self, instance_id, None, None if machine is None else self._registry.resolve(machine))
+
+    def _handle(self, instance_id: int, entry: NewInstance) -> Handle[Any]:
+        return Handle(self, instance_id, entry.key, self._registry.find(entry.machine, entry.version))
 
     async def _insert(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
         """Insert all that are no duplicates, in one transaction, then tell the workers."""
@@ -167,7 +171,7 @@ class Client:
 
     async def signal_or_start(
         self, machine: object, state: Any, key: str, name: str, payload: Any, dedup_key: str | None, tenant: str | None
-    ) -> Handle:
+    ) -> Handle[Any]:
         sent = self._admit_signal(check_key("key", key), name, payload, dedup_key, tenant)
         entry = admit(
             self._registry, machine, state, {"key": key, "tenant": tenant},
@@ -176,7 +180,7 @@ class Client:
         for _ in range(MOST_TRIES):
             reached = await self._signal_or_start_once(sent, entry)
             if reached is not None:
-                return Handle(self, reached, key)
+                return self._handle(reached, entry)
         occupants = await instances.find_occupants(self._database, [(entry.tenant, key)])
         if occupants:  # an ended instance keeps it for ever: nobody can be signalled, nobody started
             raise Duplicate(key, occupants[0])
@@ -262,19 +266,26 @@ class Client:
         return Duplicate(str(instance.key), occupants.get(0, instance.id))
 
 
-class Handle:
-    """A started instance."""
+class Handle(Generic[Result_co]):
+    """A started instance. `Handle[int]` is one whose result is an int: that of a job which returns one."""
 
-    __slots__ = ("_client", "id", "key")
+    __slots__ = ("_client", "_definition", "id", "key")
 
-    def __init__(self, client: Client, instance_id: int, key: str | None = None) -> None:
+    def __init__(
+        self, client: Client, instance_id: int, key: str | None = None, definition: Definition | None = None
+    ) -> None:
         self._client = client
+        self._definition = definition  # by which its result is read, if it is an instance of it
         self.id = instance_id
         self.key = key
 
-    async def result(self, timeout: float | timedelta | None = None) -> Any:
-        """Its result, once it is done. Raises InstanceFailed, InstanceCancelled or TimeoutError."""
-        return await self._client.waiting.result(self.id, timeout)
+    async def result(self, timeout: float | timedelta | None = None) -> Result_co:
+        """Its result, once it is done: of a job, as what its function is annotated to return.
+
+        Raises InstanceFailed, InstanceCancelled, TimeoutError, or InvalidResult if what was stored does not fit.
+        """
+        result: Result_co = await self._client.waiting.result(self.id, timeout, self._definition)
+        return result
 
     async def get(self) -> Instance:
         """A snapshot of it."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self, overload
 
 from stepwell import embedded, schema
 from stepwell._core.records import Instance
@@ -21,11 +21,11 @@ from stepwell.client import Client, Handle, IfExists
 from stepwell.config import load_settings
 from stepwell.errors import DefinitionError, Duplicate, EngineClosed, NoDatabase, NoTarget
 from stepwell.insights import Insights
-from stepwell.machine import Entry
-from stepwell.outcomes import StepRef
+from stepwell.job import Job
+from stepwell.machine import Machine
+from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
 from stepwell.waiting import Until
 
-KeyScope = Literal["live", "forever"]
 Resources = Callable[[], AbstractAsyncContextManager[Any]]
 
 
@@ -108,7 +108,7 @@ class Engine:
 
     async def start(
         self,
-        machine: object,
+        machine: Job[..., Result] | type[Machine] | str,
         state: Any = None,
         *,
         key: str | None = None,
@@ -121,7 +121,7 @@ class Engine:
         step: StepRef | None = None,
         concurrency_key: str | None = None,
         tenant: str | None = None,
-    ) -> Handle:
+    ) -> Handle[Result]:
         """Start an instance: committed when this returns, run by a worker as soon as there is one.
 
         `key` is its business identity: unique among live instances (or "forever"), and an address. On an occupied
@@ -133,7 +133,11 @@ class Engine:
         }  # fmt: skip
         return await self._doors.start(machine, state, options, if_exists)
 
-    async def start_many(self, entries: Sequence[Entry | tuple[object, Any] | object]) -> list[Handle | Duplicate]:
+    @overload
+    async def start_many(self, entries: Sequence[Entry[Result]]) -> list[Handle[Result] | Duplicate]: ...
+    @overload
+    async def start_many(self, entries: Sequence[Start]) -> list[Handle[Any] | Duplicate]: ...
+    async def start_many(self, entries: Sequence[Start]) -> list[Handle[Any] | Duplicate]:
         """Start many in one transaction. Entries: `Checkout.child(state, key=…)` or (machine, state).
 
         Answers in the order of the entries: a handle each, or a Duplicate (not raised) where the key was occupied.
@@ -164,7 +168,7 @@ class Engine:
 
     async def signal_or_start(
         self,
-        machine: object,
+        machine: Job[..., Result] | type[Machine] | str,
         state: Any = None,
         *,
         key: str,
@@ -172,7 +176,7 @@ class Engine:
         payload: Any = None,
         dedup_key: str | None = None,
         tenant: str | None = None,
-    ) -> Handle:
+    ) -> Handle[Result]:
         """Signal the instance that holds the key, or start one and signal that; one of both, in one transaction."""
         return await self._doors.signal_or_start(machine, state, key, signal, payload, dedup_key, tenant)
 
@@ -225,9 +229,12 @@ class Engine:
         """A snapshot once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
         return await self._doors.waiting.wait(target, timeout=timeout, until=until, tenant=tenant)
 
-    def handle(self, instance_id: int) -> Handle:
-        """A handle of an instance that another process may have started; not looked up before it is used."""
-        return Handle(self._doors, instance_id)
+    def handle(self, instance_id: int, machine: Job[..., Result] | type[Machine] | str | None = None) -> Handle[Result]:
+        """A handle of an instance that another process may have started; not looked up before it is used.
+
+        With the job, the result is read as what the job returns.
+        """
+        return self._doors.handle(instance_id, machine)
 
     @property
     def insights(self) -> Insights:

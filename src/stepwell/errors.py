@@ -25,6 +25,7 @@
     ├── Duplicate                      the key is occupied; `.id` is the occupant's
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
+    ├── InvalidResult                  `Handle.result()` of a job whose stored result is not what it returns
     ├── StepTimeout (TimeoutError)     a step outlived its `timeout`; goes to `handle`
     ├── RefusedByDatabase              Postgres refused an outcome; goes to `handle`
     └── Cancel                         raised by a job to fail without a retry
@@ -206,6 +207,17 @@ class InstanceCancelled(StepwellError):
         self.id = instance_id
         self.machine = machine
         self.reason = reason
+
+
+class InvalidResult(StepwellError):
+    def __init__(self, instance_id: int, job: str, field: str, problem: str) -> None:
+        super().__init__(f"{job} #{instance_id} is done, but its stored result does not fit what the job returns: "
+                         f"{field}: {problem}; correct the annotation, or read it as it is from (await handle.get())"
+                         ".result")
+        self.id = instance_id
+        self.job = job
+        self.field = field
+        self.problem = problem
 
 
 class StepTimeout(StepwellError, TimeoutError):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from stepwell.config import check_name
 from stepwell.context import Context
 from stepwell.errors import DefinitionError
-from stepwell.machine import Entry, check_retention, check_timeout
+from stepwell.machine import check_retention, check_timeout
+from stepwell.outcomes import Entry, Result_co, StartOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,12 +36,15 @@ class Arguments:
     values: dict[str, Any]
 
 
-class Job(Generic[P, R]):
-    """A function that runs durably: at least once, until it returns, with retries between."""
+class Job(Generic[P, Result_co]):
+    """A function that runs durably: at least once, until it returns, with retries between.
+
+    `Job[P, R]`: P are its parameters, R is its result, which of an async function is the awaited value.
+    """
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[P, Any],
         *,
         name: str | None = None,
         version: int = 1,
@@ -57,14 +61,14 @@ class Job(Generic[P, R]):
         self.max_attempts = max_attempts
         self.backoff = backoff
         self.timeout = timeout
-        self.retention = retention
+        self.retention: timedelta | Literal[False] | None = retention
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         _check_job(self)
-        self.parameters, self.context_parameter = _read_signature(self)
+        self.parameters, self.context_parameter, self.returns = _read_signature(self)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call the function itself, here and now; nothing durable about it."""
         return self.function(*args, **kwargs)
 
@@ -73,16 +77,41 @@ class Job(Generic[P, R]):
         bound = inspect.signature(self.function).bind_partial(*args, **kwargs)
         return Arguments(self, {k: v for k, v in bound.arguments.items() if k != self.context_parameter})
 
-    def child(self, state: Any = None, **options: Any) -> Entry:
-        """One start of this job, for `engine.start_many([...])`; options as for `engine.start`."""
+    def child(self, state: Any = None, **options: Unpack[StartOptions]) -> Entry[Result_co]:
+        """One start of this job, for `engine.start_many([...])` and `Spawn`; options as for `engine.start`."""
         return Entry(self, state, options)
 
     def __repr__(self) -> str:
         return f"<job {self.name} version {self.version}>"
 
 
+if TYPE_CHECKING:
+    # What `@job` gives, for type checkers: they know what a call of it returns. At run time both are a Job.
+
+    class AsyncJob(Job[P, Result_co]):
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Result_co]: ...
+
+    class SyncJob(Job[P, Result_co]):
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result_co: ...
+
+
+class MakeJob(Protocol):
+    """What `@job(queue=…)` is, before it meets its function."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as for `job`
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncJob[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> SyncJob[P, R]: ...
+
+
 @overload
-def job(function: Callable[P, R], /) -> Job[P, R]: ...
+def job(  # type: ignore[overload-overlap]  # a coroutine could be a plain result too, but nobody can store one
+    function: Callable[P, Coroutine[Any, Any, R]], /
+) -> AsyncJob[P, R]: ...
+@overload
+def job(function: Callable[P, R], /) -> SyncJob[P, R]: ...
 @overload
 def job(
     *,
@@ -93,11 +122,11 @@ def job(
     backoff: Backoff = exponential,
     timeout: timedelta | None = None,
     retention: timedelta | Literal[False] | None = None,
-) -> Callable[[Callable[P, R]], Job[P, R]]: ...
-def job(function: Callable[P, R] | None = None, /, **options: Any) -> Job[P, R] | Callable[[Callable[P, R]], Job[P, R]]:
+) -> MakeJob: ...
+def job(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function a job: `@job` or `@job(queue="mail", max_attempts=5)`."""
 
-    def make(made: Callable[P, R]) -> Job[P, R]:
+    def make(made: Callable[..., Any]) -> Job[..., Any]:
         return Job(made, **options)
 
     return make if function is None else make(function)
@@ -123,8 +152,8 @@ def _check_job(checked: Job[Any, Any]) -> None:
     check_retention(where, checked.retention)
 
 
-def _read_signature(read: Job[Any, Any]) -> tuple[dict[str, tuple[Any, Any]], str | None]:
-    """The typed arguments, and the parameter annotated `Context` if there is one."""
+def _read_signature(read: Job[Any, Any]) -> tuple[dict[str, tuple[Any, Any]], str | None, Any]:
+    """The typed arguments, the parameter annotated `Context` if there is one, and what it returns."""
     try:
         hints = typing.get_type_hints(read.function, include_extras=True)
     except NameError as error:
@@ -141,4 +170,4 @@ def _read_signature(read: Job[Any, Any]) -> tuple[dict[str, tuple[Any, Any]], st
                                   "arguments are stored by name")
         else:
             arguments[parameter.name] = (hint, parameter.default)
-    return arguments, context
+    return arguments, context, hints.get("return", Any)

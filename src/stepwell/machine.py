@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, Unpack, overload
 
 from stepwell.config import check_name
 from stepwell.context import Context
 from stepwell.errors import DefinitionError
-from stepwell.outcomes import Outcome, StepRef, Stop
+from stepwell.outcomes import Entry, Outcome, StartOptions, StepRef, Stop
 
 StepFunction = TypeVar("StepFunction", bound=Callable[..., Any])
 
@@ -27,14 +27,6 @@ class Step:
     function: Callable[..., Any]
     is_async: bool
     timeout: timedelta | None
-
-
-class Entry(NamedTuple):
-    """What `Checkout.child(...)` gives: one start, for `start_many`."""
-
-    machine: Any
-    state: Any
-    options: dict[str, Any]
 
 
 @overload
@@ -117,8 +109,8 @@ class Machine:
         return Stop(error)
 
     @classmethod
-    def child(cls, state: Any = None, **options: Any) -> Entry:
-        """One start of this machine, for `engine.start_many([...])`; options as for `engine.start`."""
+    def child(cls, state: Any = None, **options: Unpack[StartOptions]) -> Entry[Any]:
+        """One start of this machine, for `engine.start_many([...])` and `Spawn`; options as for `engine.start`."""
         return Entry(cls, state, options)
 
 

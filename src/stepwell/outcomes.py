@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # every checker brings it along; at run time nothing needs the default
+
+    Result = TypeVar("Result", default=Any)
+    Result_co = TypeVar("Result_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
+    Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Unset:
@@ -22,6 +33,45 @@ UNSET: Final = Unset()
 
 StepRef: TypeAlias = str | Callable[..., Any]
 """A step, by reference (`self.ship`) or by name (`"ship"`)."""
+
+
+KeyScope: TypeAlias = Literal["live", "forever"]
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of one start, as `engine.start` and `Checkout.child` take them."""
+
+    key: str | None
+    key_scope: KeyScope | None
+    queue: str | None
+    priority: int
+    delay: timedelta | None
+    at: datetime | None
+    step: StepRef | None
+    concurrency_key: str | None
+    tenant: str | None
+    version: int | None
+
+
+class Startable(Protocol):
+    """A Machine class or a job: what has a name and a version."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+
+
+class Entry(NamedTuple, Generic[Result_co]):
+    """What `Checkout.child(...)` gives: one start, for `start_many` and `Spawn`."""
+
+    machine: Startable | str
+    state: object
+    options: StartOptions
+
+
+Start: TypeAlias = Entry[Any] | tuple[Startable | str, Any] | Startable | str
+"""One start of many: `Checkout.child(state, …)`, (machine, state), or a machine alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +128,7 @@ class Spawn:
     Children are `LineItem.child(state, …)` or (machine, state). Consumes what was handed.
     """
 
-    children: Sequence[Any]
+    children: Sequence[Start]
     then: StepRef
     state: Any = UNSET
 

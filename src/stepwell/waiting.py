@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from stepwell._core.ranges import check_key, check_tenant
 from stepwell._core.records import Instance
+from stepwell._core.registry import Definition
 from stepwell._core.status import Status
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.waiters import Waiters
 from stepwell._store import instances
 from stepwell._store.database import Database
-from stepwell.errors import InstanceCancelled, InstanceFailed, InvalidInput, NotFound
+from stepwell.errors import InstanceCancelled, InstanceFailed, InvalidInput, InvalidResult, NotFound
 
 Until = Literal["terminal", "settled"]
 
@@ -59,11 +60,14 @@ class Waiting:
                 round_ += 1
                 await _within(noticed, patience if left is None else min(patience, left))
 
-    async def result(self, instance_id: int, timeout: float | timedelta | None) -> Any:
+    async def result(
+        self, instance_id: int, timeout: float | timedelta | None, definition: Definition | None = None
+    ) -> Any:
+        """The result, as the type that the definition gives it if the instance is one of it."""
         instance = await self.wait(instance_id, timeout=timeout, until="terminal")
         match instance.status:
             case Status.DONE:
-                return instance.result
+                return _typed_result(instance, definition)
             case Status.FAILED:
                 error = instance.error
                 raise InstanceFailed(
@@ -91,6 +95,16 @@ class Waiting:
         if found is None:
             raise NotFound(target)
         return found
+
+
+def _typed_result(instance: Instance, definition: Definition | None) -> Any:
+    """The occupant of a key may be another machine, or another version: its result stays as it is."""
+    if definition is None or (definition.name, definition.version) != (instance.machine, instance.version):
+        return instance.result
+    try:
+        return definition.result.decode(instance.result)
+    except InvalidInput as error:
+        raise InvalidResult(instance.id, instance.machine, error.field, error.problem) from error
 
 
 def _has_reached(instance: Instance, until: Until) -> bool:

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from stepwell import Duplicate, NoTarget
 from stepwell.errors import InvalidInput
-from stepwell.machine import Entry
+from stepwell.outcomes import Entry
 from tests.soak import checks
 from tests.soak.machines import STEPS, Fan, Flaky, Pack, Section
 from tests.soak.world import World

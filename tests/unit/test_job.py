@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import Context, DefinitionError, Job, job
 from stepwell.job import exponential
-from stepwell.machine import Entry
+from stepwell.outcomes import Entry
 
 
 @job

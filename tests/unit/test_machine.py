@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stepwell import Context, DefinitionError, Done, Machine, step
-from stepwell.machine import Entry, step_name
+from stepwell.machine import step_name
+from stepwell.outcomes import Entry
 
 
 def declare(**options: Any) -> type[Machine]:

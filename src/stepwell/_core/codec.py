@@ -106,7 +106,7 @@ class StateType:
         self._risky = survey.risky
         self._is_mapping = self._class is dict or isinstance(survey.node, TypedDictType)
         try:
-            self._decoder = msgspec.json.Decoder(self._kind, dec_hook=_model_from_store)
+            self._decoder = decoder_of(self._kind)
         except TypeError as error:
             raise DefinitionError(f"{self._name}: {error}") from error
         self._record = survey.place.records.get(self._class, Record())
@@ -122,7 +122,7 @@ class StateType:
             return self.encode(value)
         if not isinstance(value, Mapping):
             raise InvalidState(self.field, f"expected {self._name} or a mapping, got {_type_name(value)}")
-        return self.encode(value if self._verifier is None else _read(self._made, value, self.field))
+        return self.encode(value if self._verifier is None else read(self._made, value, self.field))
 
     def _made(self, mapping: Mapping[Any, object]) -> object:
         scan(mapping, self._place, self.field, thorough=True)
@@ -137,11 +137,11 @@ class StateType:
             raise InvalidState(self.field, f"expected {self._name}, got {_type_name(value)}")
         if self._record.defaults:
             self._record.complete(value)
-        return _write(value, self._place, self.field, risky=self._risky, decoder=self._verifier)
+        return write(value, self._place, self.field, risky=self._risky, decoder=self._verifier)
 
     def decode(self, text: str) -> Any:
         """The state in a stored text; fields its type does not have are left out."""
-        return _read(self._reader, text, self.field)
+        return read(self._reader, text, self.field)
 
     def _decode_known(self, text: str) -> Any:
         """Reads with a type that forbids unknown fields; a stored one may be from when it had them."""
@@ -154,9 +154,14 @@ class StateType:
             return self._decoder.decode(_ENCODER.encode(known))
 
 
+def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Reads stored JSON as this type; TypeError if msgspec has no way to."""
+    return msgspec.json.Decoder(kind, dec_hook=_model_from_store)
+
+
 def encode_value(value: object, field: str) -> str:
     """The text of a result or a payload: any JSON value, with typed objects anywhere in it."""
-    return _write(value, RESULT, field, risky=True, decoder=None)
+    return write(value, RESULT, field, risky=True, decoder=None)
 
 
 def decode_value(text: str) -> Any:
@@ -211,9 +216,10 @@ def _is_suspect(encoded: bytes) -> bool:
         len(encoded) > MAX_DIGITS and _MANY_DIGITS in encoded.translate(_DIGITS))
 
 
-def _write(
+def write(
     value: object, place: Place, field: str, *, risky: bool, decoder: msgspec.json.Decoder[Any] | None,
 ) -> str:
+    """The text of a value that fits its place, and, with a decoder, is known to decode again."""
     try:
         if risky:
             scan(value, place, field, thorough=False)
@@ -231,7 +237,8 @@ def _write(
     return encoded.decode()
 
 
-def _read(work: Callable[[Any], Any], given: object, field: str) -> Any:
+def read(work: Callable[[Any], Any], given: object, field: str) -> Any:
+    """What `work` makes of it; whatever it raises becomes an InvalidInput that names the place."""
     try:
         return work(given)
     except InvalidInput:
@@ -243,7 +250,7 @@ def _read(work: Callable[[Any], Any], given: object, field: str) -> Any:
 def _explain(error: Exception, value: object, place: Place, field: str) -> InvalidInput:
     """The refusal for a failed encoding; the scan knows the place better than the encoder does."""
     try:
-        _read(lambda root: scan(root, place, field, thorough=True), value, field)
+        read(lambda root: scan(root, place, field, thorough=True), value, field)
     except InvalidInput as refusal:
         return refusal
     if isinstance(error, msgspec.ValidationError):

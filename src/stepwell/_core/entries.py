@@ -20,7 +20,8 @@ from stepwell._core.ranges import (
 from stepwell._core.registry import Definition, Registry
 from stepwell.errors import InvalidInput
 from stepwell.job import Arguments
-from stepwell.machine import Entry, step_name
+from stepwell.machine import step_name
+from stepwell.outcomes import Entry
 
 OPTIONS = ("key", "key_scope", "queue", "priority", "delay", "at", "step", "concurrency_key", "tenant", "version")
 SCOPES = ("live", "forever")

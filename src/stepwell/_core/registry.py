@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from stepwell._core.codec import NO_DEFAULT, StateType, arguments_type
+from stepwell._core.results import UNTYPED, ResultType, result_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep
 from stepwell.job import STEP, Job
@@ -35,6 +36,7 @@ class Definition:
     upcast: Upcast | None = None
     is_job: bool = False
     retention: timedelta | Literal[False] | None = None  # None: the engine's
+    result: ResultType = UNTYPED
 
     @property
     def label(self) -> str:
@@ -156,6 +158,7 @@ def _define_job(defined: Job[Any, Any]) -> Definition:
         handle_is_async=False,
         is_job=True,
         retention=defined.retention,
+        result=result_type(defined.name, defined.returns),
     )
 
 

@@ -53,7 +53,7 @@ def transition(
         case Spawn():
             return _spawn(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
         case Done():
-            result = None if outcome.result is None else encode_value(outcome.result, "result")
+            result = None if outcome.result is None else definition.result.encode(outcome.result)
             if result is not None:
                 check_size(result, "result", max_payload)
             return Commit(
