@@ -19,6 +19,7 @@
     │   ├── SchemaOutdated             migrations are missing
     │   ├── SchemaTooNew               the schema is from a later Stepwell
     │   └── EmbeddedError              the embedded server does not start
+    ├── MissingExtra (ImportError)     a door needs a package that is not installed
     ├── EngineClosed                   a call outside `async with engine`
     ├── NotFound (LookupError)         no instance with that id or key
     ├── NoTarget (LookupError)         a signal to nobody: unknown, ended, or a key nobody holds
@@ -162,6 +163,13 @@ class SchemaTooNew(DatabaseError):
 
 class EmbeddedError(DatabaseError):
     """The embedded Postgres does not start; the message carries the end of its log."""
+
+
+class MissingExtra(StepwellError, ImportError):
+    def __init__(self, extra: str, door: str) -> None:
+        super().__init__(f"{door} needs a package that is not installed; run: pip install 'stepwell[{extra}]'")
+        self.extra = extra
+        self.door = door
 
 
 class EngineClosed(StepwellError):

@@ -1,0 +1,1 @@
+"""Doors for frameworks; each module needs its framework only when it is used."""

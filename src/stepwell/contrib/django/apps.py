@@ -1,0 +1,48 @@
+"""The app as Django knows it, with its system checks and what follows `migrate`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, register
+from django.db.models.signals import post_migrate
+
+from stepwell.contrib.django.project import database_alias, make_engine
+from stepwell.engine import Engine
+from stepwell.errors import SchemaOutdated, SchemaTooNew, StepwellError
+
+
+class StepwellConfig(AppConfig):
+    name = "stepwell.contrib.django"
+    label = "stepwell"
+    verbose_name = "Stepwell"
+
+    def ready(self) -> None:
+        register(check_settings)
+        post_migrate.connect(_register_machines, sender=self)
+
+
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
+    """Say what is wrong with the setting STEPWELL, or with a machine, before anything runs."""
+    try:
+        make_engine()
+    except StepwellError as error:
+        return [Error(str(error), id="stepwell.E001")]
+    return []
+
+
+def _register_machines(*, using: str, **kwargs: Any) -> None:
+    """Make the machines known to the database, as `stepwell migrate` does: inside a transaction, SQL must know them."""
+    if "plan" in kwargs and using == database_alias():  # Django's flush sends the same signal, without a plan
+        asyncio.run(_register(make_engine()))
+
+
+async def _register(engine: Engine) -> None:
+    try:
+        await engine.check()
+    except (SchemaOutdated, SchemaTooNew):
+        return  # somebody migrated to a version of his choice
+    await engine.migrate()

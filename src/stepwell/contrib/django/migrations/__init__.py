@@ -1,0 +1,1 @@
+"""One migration of Django's for each of Stepwell's."""

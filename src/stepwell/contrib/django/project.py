@@ -1,0 +1,113 @@
+"""The engine of a Django project, made of its settings when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from threading import RLock
+from typing import Any
+
+import django
+from django.apps import apps
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from stepwell.config import Settings
+from stepwell.contrib.django.connections import clean_connections
+from stepwell.contrib.django.databases import database_url
+from stepwell.contrib.django.discovery import discover_machines
+from stepwell.engine import Engine
+from stepwell.errors import SettingError
+
+OWN = ("DATABASE", "MACHINES", "RESOURCES", "URL")
+_reading = RLock()
+
+
+class ProjectEngine(Engine):
+    """The engine of the settings. They are read when it is first used, so that any module may import it."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked only for what is not there: all of it, before the settings were read."""
+        if name.startswith("__") or "_registry" in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with _reading:
+            if "_registry" not in vars(self):
+                url, options = _read()
+                super().__init__(url, **options)
+        return getattr(self, name)
+
+
+def make_engine(**changes: Any) -> Engine:
+    """A new engine of the project's settings, with some of its keywords changed."""
+    url, options = _read()
+    return Engine(url, **{**options, **changes})
+
+
+def database_alias() -> str:
+    """Which of DATABASES holds the schema; the settings are read, but no machines."""
+    alias = _given().get("DATABASE", "default")
+    if not isinstance(alias, str):
+        raise SettingError("STEPWELL['DATABASE']", f"expected an alias of DATABASES, got {alias!r}")
+    return alias
+
+
+def served_queues() -> Mapping[str, int]:
+    """The queues that a worker of the project serves unless told otherwise."""
+    return Settings().with_changes(_engine_settings({k: v for k, v in _given().items() if k == "QUEUES"})).queues
+
+
+def _read() -> tuple[str, dict[str, Any]]:
+    """The URL and the keywords of the project's engine."""
+    if not apps.ready:  # a process of ours, as in `stepwell worker stepwell.contrib.django:engine`
+        django.setup()
+    given = _given()
+    options = _engine_settings(given)
+    options["machines"] = discover_machines(given.get("MACHINES", []))
+    options["around_sync_steps"] = clean_connections
+    if "RESOURCES" in given:
+        options["resources"] = _resources(given["RESOURCES"])
+    return _url(given), options
+
+
+def _given() -> dict[str, Any]:
+    given = getattr(settings, "STEPWELL", {})
+    if not isinstance(given, Mapping):
+        raise SettingError("STEPWELL", f"expected a dict, got {type(given).__name__}")
+    return dict(given)
+
+
+def _engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's own settings, in lower case; an unknown one is refused with the near miss."""
+    known = {field.name.upper(): field.name for field in fields(Settings)}
+    for name in given:
+        if name not in known and name not in OWN:
+            unknown = SettingError.unknown(str(name), [*OWN, *known])
+            raise SettingError(f"STEPWELL[{name!r}]", unknown.problem)
+    found = {known[name]: value for name, value in given.items() if name in known}
+    try:
+        Settings().with_changes(found)
+    except SettingError as error:
+        raise SettingError(f"STEPWELL[{error.setting.upper()!r}]", error.problem) from error
+    return found
+
+
+def _url(given: Mapping[str, Any]) -> str:
+    url = given.get("URL")
+    if url is None:
+        return database_url(database_alias())
+    if not isinstance(url, str):
+        raise SettingError("STEPWELL['URL']", f"expected a string, got {type(url).__name__}")
+    return url
+
+
+def _resources(path: object) -> Any:
+    """What `Engine(resources=…)` takes, or the dotted path of it."""
+    if not isinstance(path, str):
+        return path
+    try:
+        return import_string(path)
+    except ImportError as error:
+        raise SettingError("STEPWELL['RESOURCES']", f"{path!r} can not be imported: {error}") from error

@@ -1,0 +1,74 @@
+"""A real Django project on a database of its own, made by its own `migrate`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from stepwell._store import clones
+from stepwell.embedded import EmbeddedServer, data_home
+from stepwell.testing.harness import SERVER_SETTINGS
+
+PROJECT = Path(__file__).parent / "project"
+T = TypeVar("T")
+
+
+def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@contextmanager
+def empty_database() -> Iterator[str]:
+    """The URL of a database with nothing in it, for as long as the block lasts."""
+    name = f"stepwell_test_{secrets.token_hex(6)}"
+    server = None
+    server_url = os.environ.get("STEPWELL_TEST_DATABASE_URL")
+    if not server_url:
+        server = EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS)
+        server_url = server.join()
+    try:
+        in_own_loop(clones.clone(server_url, "template0", name))
+        yield clones.sibling(server_url, name)
+        in_own_loop(clones.drop(server_url, name))
+    finally:
+        if server is not None:
+            server.leave()
+
+
+@pytest.fixture(scope="session")
+def project() -> Iterator[str]:
+    """Django, set up and migrated in this process; the URL of its database."""
+    with empty_database() as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BOOKSHOP_DATABASE_URL", url)
+        patch.setenv("DJANGO_SETTINGS_MODULE", "bookshop_settings")
+        patch.syspath_prepend(PROJECT)
+        import django  # noqa: PLC0415 - set up here, once per process
+        from django.core.management import call_command  # noqa: PLC0415
+        from django.db import connections  # noqa: PLC0415
+
+        django.setup()
+        call_command("migrate", verbosity=0)
+        yield url
+        connections.close_all()
+
+
+@pytest.fixture
+def empty_url() -> Iterator[str]:
+    with empty_database() as url:
+        yield url
+
+
+def environment(url: str, **more: str) -> dict[str, str]:
+    """The environment of a process of the project."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**os.environ, "BOOKSHOP_DATABASE_URL": url, "PYTHONPATH": path, **more}

@@ -1,0 +1,1 @@
+"""A shop, for the tests of the Django app."""

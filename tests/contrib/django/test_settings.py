@@ -1,0 +1,145 @@
+"""The setting STEPWELL, the machines of a project, and its engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.test import override_settings
+
+from stepwell import DefinitionError, Engine, SettingError
+from stepwell.contrib.django import engine, make_engine
+from stepwell.contrib.django.project import ProjectEngine
+from tests.contrib.django.conftest import environment
+
+pytestmark = pytest.mark.usefixtures("project")
+
+
+def machines_of(made: Engine) -> set[str]:
+    return {definition.name for definition in made._registry.all()}
+
+
+def test_machines_are_found_in_the_setting_and_in_the_apps() -> None:
+    found = machines_of(make_engine())
+
+    assert {"post_parcel", "Fulfil", "look"} <= found
+
+
+def test_a_machine_that_is_named_and_found_counts_once() -> None:
+    with override_settings(STEPWELL={"MACHINES": ["bookshop.machines.Fulfil"]}):
+        assert "Fulfil" in machines_of(make_engine())
+
+
+def test_settings_of_the_engine_are_written_in_upper_case() -> None:
+    with override_settings(STEPWELL={"LEASE": timedelta(seconds=90), "QUEUES": {"mail": 3}}):
+        made = make_engine()
+
+    assert (made.settings.lease, made.settings.queues) == (timedelta(seconds=90), {"mail": 3})
+
+
+def test_resources_are_named_by_their_path() -> None:
+    with override_settings(STEPWELL={"RESOURCES": "bookshop.models.Order"}):
+        from bookshop.models import Order  # noqa: PLC0415 - importable once the project is set up
+
+        assert make_engine()._resources is Order
+
+
+def test_a_url_of_its_own_goes_before_the_database_of_django() -> None:
+    with override_settings(STEPWELL={"URL": "postgresql://elsewhere/shop"}):
+        assert make_engine()._dsn == "postgresql://elsewhere/shop"
+
+
+@pytest.mark.parametrize(("given", "named"), [
+    ({"LEESE": 5}, "STEPWELL['LEESE']"),
+    ({"queues": {"default": 1}}, "STEPWELL['queues']"),
+    ({"LEASE": 90}, "STEPWELL['LEASE']"),
+    ({"QUEUES": {"default": 0}}, "STEPWELL['QUEUES']"),
+    ({"MACHINES": "bookshop.machines.Fulfil"}, "STEPWELL['MACHINES']"),
+    ({"MACHINES": ["bookshop.machines.Fulfill"]}, "STEPWELL['MACHINES'][0]"),
+    ({"MACHINES": ["bookshop.models.Order"]}, "STEPWELL['MACHINES'][0]"),
+    ({"RESOURCES": "bookshop.nothing"}, "STEPWELL['RESOURCES']"),
+    ({"DATABASE": "notes"}, "STEPWELL['DATABASE']"),
+    ({"DATABASE": "nowhere"}, "STEPWELL['DATABASE']"),
+    ({"DATABASE": 5}, "STEPWELL['DATABASE']"),
+    ({"URL": 5}, "STEPWELL['URL']"),
+    (["QUEUES"], "STEPWELL"),
+])  # fmt: skip
+def test_a_bad_setting_is_named_with_its_key(given: Any, named: str) -> None:
+    with override_settings(STEPWELL=given), pytest.raises(SettingError) as caught:
+        make_engine()
+
+    assert caught.value.setting == named
+
+
+def test_a_database_that_is_no_postgres_is_refused_in_words() -> None:
+    with override_settings(STEPWELL={"DATABASE": "notes"}), pytest.raises(SettingError, match="is sqlite, and"):
+        make_engine()
+
+
+def test_a_near_miss_is_offered() -> None:
+    with override_settings(STEPWELL={"QUEUE": {}}), pytest.raises(SettingError, match="did you mean 'QUEUES'"):
+        make_engine()
+
+
+def test_a_bad_setting_is_an_error_of_manage_check() -> None:
+    with override_settings(STEPWELL={"LEESE": 5}):
+        messages = run_checks()
+
+    assert [message.id for message in messages] == ["stepwell.E001"]
+    assert "STEPWELL['LEESE']" in messages[0].msg
+
+
+def test_a_project_that_is_in_order_has_nothing_to_check() -> None:
+    assert run_checks() == []
+
+
+def test_the_engine_of_the_project_reads_the_settings_when_it_is_first_used() -> None:
+    made = ProjectEngine()
+
+    with override_settings(STEPWELL={"QUEUES": {"late": 3}}):
+        assert made.settings.queues == {"late": 3}
+
+    assert made.settings.queues == {"late": 3}
+    assert isinstance(engine, Engine)
+
+
+def test_what_the_engine_does_not_have_is_an_attribute_error_as_ever() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'strat'"):
+        engine.strat  # type: ignore[attr-defined]  # noqa: B018 - the point of the test
+
+
+def test_bad_settings_are_read_again_once_they_are_mended() -> None:
+    made = ProjectEngine()
+
+    with override_settings(STEPWELL={"MACHINES": ["bookshop.nothing"]}), pytest.raises(SettingError):
+        made.settings  # noqa: B018 - used for the first time
+    with override_settings(STEPWELL={"MACHINES": ["bookshop.machines.Fulfil", "bookshop.machines.Fulfil"]}):
+        assert made.settings.queues == {"default": 50}
+
+
+def test_two_machines_of_one_name_are_an_error_that_checks_show() -> None:
+    from bookshop.posting import post_parcel  # noqa: PLC0415 - importable once the project is set up
+
+    twin = type(post_parcel)(post_parcel.function)
+    with override_settings(STEPWELL={"MACHINES": [post_parcel, twin]}):
+        with pytest.raises(DefinitionError, match="two machines are called 'post_parcel'"):
+            make_engine()
+        assert [message.id for message in run_checks()] == ["stepwell.E001"]
+
+
+def test_without_django_the_import_says_what_to_install(project: str) -> None:
+    code = "import sys; sys.modules['django'] = None; import stepwell.contrib.django"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment(project), capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "stepwell.errors.MissingExtra: stepwell.contrib.django needs a package that is not installed; "
+        "run: pip install 'stepwell[django]'"
+    )
