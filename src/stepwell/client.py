@@ -1,70 +1,83 @@
-"""The writes of a client: start and signal instances, and the operator's hand."""
+"""The writes of a client: start and signal instances."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal
 
 from stepwell._core.codec import check_size, encode_value
-from stepwell._core.entries import NewInstance, admit, admit_many, state_of
-from stepwell._core.faults import Conflict, Contention
-from stepwell._core.ranges import check_key, check_tenant, check_text
+from stepwell._core.entries import NewInstance, admit, admit_many
+from stepwell._core.faults import Contention
+from stepwell._core.ranges import check_key, check_target, check_tenant
 from stepwell._core.records import Instance
 from stepwell._core.registry import Definition, Registry
-from stepwell._core.status import Status
 from stepwell._runtime.notifier import Notifier
-from stepwell._store import instances, operators, signals
+from stepwell._store import doors, instances, machines, signals
+from stepwell._store.borrowed import borrow
 from stepwell._store.database import Database
 from stepwell._store.instances import Started
+from stepwell._store.retries import MOST_TRIES, retried
 from stepwell._store.signals import NewSignal
 from stepwell.config import Settings
 from stepwell.errors import Duplicate, InvalidInput, NoTarget
-from stepwell.machine import step_name
-from stepwell.outcomes import Result_co, StepRef
+from stepwell.operating import Operating
+from stepwell.outcomes import Result_co
 from stepwell.waiting import Until, Waiting
 
 IfExists = Literal["raise", "return"]
-T = TypeVar("T")
 
 CHUNK = 5_000
-MOST_TRIES = 10
-NO_ID = 0  # what no instance has; an id that no bigint holds becomes this
 
 
 class Client:
-    """What `Engine` offers to those who start, signal and operate instances."""
+    """What `Engine` offers to those who start and signal instances."""
 
     def __init__(self, database: Database, registry: Registry, notifier: Notifier, settings: Settings) -> None:
         self._database = database
         self._registry = registry
         self._notifier = notifier
         self._settings = settings
+        self._introduced: set[tuple[str, int]] = set()  # machines that the database knows from us
         self.waiting = Waiting(database, notifier, settings.tenant)
+        self.operating = Operating(database, registry, notifier, settings, self.waiting)
 
-    async def start(self, machine: object, state: Any, options: dict[str, Any], if_exists: IfExists) -> Handle[Any]:
+    async def start(
+        self,
+        machine: object,
+        state: Any,
+        options: dict[str, Any],
+        if_exists: IfExists,
+        *,
+        connection: object = None,
+        notify: bool = True,
+    ) -> Handle[Any]:
         if if_exists not in ("raise", "return"):
             raise InvalidInput("if_exists", f"{if_exists!r} is neither 'raise' nor 'return'")
         entry = admit(
             self._registry, machine, state, options,
             tenant=self._settings.tenant, max_payload=self._settings.max_payload,
         )  # fmt: skip
-        [started] = await self._insert([entry])
-        if isinstance(started, Duplicate) and if_exists == "raise":
+        [started] = await self._insert([entry], connection, notify)
+        if not isinstance(started, Duplicate):
+            return self._handle(started, entry)
+        if if_exists == "raise":
             raise started
         return self._handle(started.id, entry)
 
-    async def start_many(self, entries: Sequence[Any]) -> list[Handle[Any] | Duplicate]:
+    async def start_many(
+        self, entries: Sequence[Any], *, connection: object = None, notify: bool = True
+    ) -> list[Handle[Any] | Duplicate]:
         admitted = admit_many(
             self._registry, entries, tenant=self._settings.tenant, max_payload=self._settings.max_payload
         )
         if not admitted:
             return []
         return [
-            row if isinstance(row, Duplicate) else self._handle(row.id, entry)
-            for row, entry in zip(await self._insert(admitted), admitted, strict=True)
+            started if isinstance(started, Duplicate) else self._handle(started, entry)
+            for started, entry in zip(await self._insert(admitted, connection, notify), admitted, strict=True)
         ]
 
     def handle(self, instance_id: int, machine: object) -> Handle[Any]:
@@ -73,16 +86,29 @@ class Client:
     def _handle(self, instance_id: int, entry: NewInstance) -> Handle[Any]:
         return Handle(self, instance_id, entry.key, self._registry.find(entry.machine, entry.version))
 
-    async def _insert(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
+    async def _insert(self, entries: list[NewInstance], connection: object, notify: bool) -> list[int | Duplicate]:
         """Insert all that are no duplicates, in one transaction, then tell the workers."""
+        if connection is not None:
+            carrier = borrow(connection)
+            await self._introduce(entries)
+            return await doors.start_many(carrier, entries, notify=notify)
         if len(entries) <= CHUNK and all(entry.key is None for entry in entries):
             answers: list[Started | Duplicate] = list(
-                await _retried(lambda: instances.start(self._database, entries))
+                await retried(lambda: instances.start(self._database, entries))
             )
         else:
-            answers = await _retried(lambda: self._insert_together(entries))
-        self._announce([row for row in answers if isinstance(row, Started)])
-        return answers
+            answers = await retried(lambda: self._insert_together(entries))
+        if notify:
+            self._announce([row for row in answers if isinstance(row, Started)])
+        return [row if isinstance(row, Duplicate) else row.id for row in answers]
+
+    async def _introduce(self, entries: list[NewInstance]) -> None:
+        """Make machines known to the database before a start through its doors: no worker may have come yet."""
+        labels = {(entry.machine, entry.version) for entry in entries} - self._introduced
+        if labels:
+            found = [self._registry.find(name, version) for name, version in sorted(labels)]
+            await machines.introduce(self._database, [d for d in found if d is not None], self._settings.retention)
+            self._introduced |= labels
 
     async def _insert_together(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
         answers: dict[int, Started | Duplicate] = {}
@@ -117,13 +143,24 @@ class Client:
             self._notifier.announce_due()
 
     async def signal(
-        self, target: int | str, name: str, payload: Any, dedup_key: str | None, tenant: str | None
+        self,
+        target: int | str,
+        name: str,
+        payload: Any,
+        dedup_key: str | None,
+        tenant: str | None,
+        *,
+        connection: object = None,
+        notify: bool = True,
     ) -> None:
-        [answer] = await self._deliver([self._admit_signal(target, name, payload, dedup_key, tenant)], [target])
+        sent = self._admit_signal(target, name, payload, dedup_key, tenant)
+        [answer] = await self._deliver([sent], [target], connection, notify)
         if answer is not None:
             raise answer
 
-    async def signal_many(self, entries: Sequence[Any]) -> list[NoTarget | None]:
+    async def signal_many(
+        self, entries: Sequence[Any], *, connection: object = None, notify: bool = True
+    ) -> list[NoTarget | None]:
         if not isinstance(entries, list | tuple):
             raise InvalidInput("entries", f"expected a list, got {type(entries).__name__}")
         admitted, targets = [], []
@@ -135,12 +172,12 @@ class Client:
                 error.add_note(f"in entries[{position}]")
                 raise
             targets.append(target)
-        return await self._deliver(admitted, targets) if admitted else []
+        return await self._deliver(admitted, targets, connection, notify) if admitted else []
 
     def _admit_signal(
         self, target: int | str, name: str, payload: Any, dedup_key: str | None, tenant: str | None
     ) -> NewSignal:
-        instance_id, key = _check_target(target)
+        instance_id, key = check_target(target)
         text = encode_value(payload, "payload")
         check_size(text, "payload", self._settings.max_payload)
         return NewSignal(
@@ -152,17 +189,22 @@ class Client:
             dedup_key=None if dedup_key is None else check_key("dedup_key", dedup_key),
         )
 
-    async def _deliver(self, given: list[NewSignal], targets: list[int | str]) -> list[NoTarget | None]:
+    async def _deliver(
+        self, given: list[NewSignal], targets: list[int | str], connection: object, notify: bool
+    ) -> list[NoTarget | None]:
         """Deliver; a key that changed hands while we waited for its last holder is looked up once more."""
         answers: list[NoTarget | None] = [NoTarget(target) for target in targets]
+        if connection is not None:
+            reached = await doors.signal_many(borrow(connection), given, notify=notify)
+            return [answer if id_ is None else None for answer, id_ in zip(answers, reached, strict=True)]
         pending = list(range(len(given)))
         for _ in range(MOST_TRIES):
             batch = [given[i] for i in pending]
-            delivered = await _retried(partial(signals.deliver, self._database, batch))
+            delivered = await retried(partial(signals.deliver, self._database, batch))
             for i, delivery in zip(pending, delivered, strict=True):
                 if delivery.target is not None:
                     answers[i] = None
-                if delivery.queue is not None:
+                if delivery.queue is not None and notify:
                     self._notifier.announce_work(delivery.queue)
             pending = [i for i, delivery in zip(pending, delivered, strict=True) if delivery.is_orphaned]
             if not pending:
@@ -201,70 +243,6 @@ class Client:
             self._notifier.announce_work(delivery.queue)
         return delivery.target
 
-    async def cancel(
-        self, target: int | str, reason: str | None, *, cascade: bool, by: str | None, tenant: str | None
-    ) -> bool:
-        why, who = _words("reason", reason) or "cancelled", _words("by", by)
-        instance = await self.waiting.get(target, tenant)
-        if instance.status.is_terminal:
-            return False
-        instance_id = instance.id
-        ended = await _retried(
-            lambda: operators.cancel(self._database, instance_id, cascade=cascade, reason=why, by=who)
-        )
-        for id_, fence in ended.executing:
-            self._notifier.announce_revoked(id_, fence)
-        for id_ in ended.watched:
-            self._notifier.announce_settled(id_)
-        for queue in set(ended.queues):
-            self._notifier.announce_work(queue)
-        return instance_id in ended.ids
-
-    async def retry(self, target: int | str, reason: str | None, *, by: str | None, tenant: str | None) -> bool:
-        instance = await self.waiting.get(target, tenant)
-        if instance.status is Status.DONE:
-            raise InvalidInput("target", f"instance {instance.id} is done; restart it at a step instead")
-        try:
-            queue = await operators.retry(
-                self._database, instance.id, reason=_words("reason", reason), by=_words("by", by)
-            )
-        except Conflict:
-            raise await self._duplicate(instance) from None
-        if queue is not None:
-            self._notifier.announce_work(queue)
-            self._notifier.announce_due()  # what awaits again may have a deadline
-        return queue is not None
-
-    async def restart(
-        self, target: int | str, step: StepRef, state: Any, reason: str | None, *, by: str | None, tenant: str | None
-    ) -> None:
-        instance = await self.waiting.get(target, tenant)
-        definition = self._registry.find(instance.machine, instance.version)
-        if definition is None:
-            raise InvalidInput("target", f"{instance.machine} version {instance.version} is not registered here; "
-                               "restart it where its machine is known")
-        name = step_name(step)
-        if name is None:
-            raise InvalidInput("step", f"{step!r} is no step; name one as Checkout.ship or \"ship\"")
-        text = None if state is None else definition.state.admit(state_of(definition, state))
-        if text is not None:
-            check_size(text, "state", self._settings.max_payload)
-        try:
-            queues, fence = await operators.restart(
-                self._database, instance.id, definition.step(name).name, text, instance.concurrency_key,
-                reason=_words("reason", reason), by=_words("by", by),
-            )  # fmt: skip
-        except Conflict:
-            raise await self._duplicate(instance) from None
-        if fence is not None:
-            self._notifier.announce_revoked(instance.id, fence)
-        for queue in set(queues):
-            self._notifier.announce_work(queue)
-
-    async def _duplicate(self, instance: Instance) -> Duplicate:
-        occupants = await instances.find_occupants(self._database, [(instance.tenant, str(instance.key))])
-        return Duplicate(str(instance.key), occupants.get(0, instance.id))
-
 
 class Handle(Generic[Result_co]):
     """A started instance. `Handle[int]` is one whose result is an int: that of a job which returns one."""
@@ -301,18 +279,10 @@ class Handle(Generic[Result_co]):
 
     async def cancel(self, *, reason: str | None = None, cascade: bool = True, by: str | None = None) -> bool:
         """Cancel it, and what is below it; False if it had ended already."""
-        return await self._client.cancel(self.id, reason, cascade=cascade, by=by, tenant=None)
+        return await self._client.operating.cancel(self.id, reason, cascade=cascade, by=by, tenant=None)
 
     def __repr__(self) -> str:
         return f"<Handle #{self.id}>" if self.key is None else f"<Handle #{self.id} {self.key!r}>"
-
-
-def _check_target(target: object) -> tuple[int | None, str | None]:
-    if isinstance(target, bool) or not isinstance(target, int | str):
-        raise InvalidInput("target", f"expected an id (int) or a key (str), got {target!r}")
-    if isinstance(target, int):
-        return (target if 0 < target < 2**63 else NO_ID), None
-    return None, check_key("target", target)
 
 
 def _signal_parts(position: int, entry: Any) -> tuple[int | str, str, Any, str | None]:
@@ -325,21 +295,3 @@ def _signal_parts(position: int, entry: Any) -> tuple[int | str, str, Any, str |
             return target, name, payload, dedup_key
         case _:
             raise InvalidInput(f"entries[{position}]", "expected (target, name[, payload[, dedup_key]])")
-
-
-def _words(field: str, text: object) -> str | None:
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        raise InvalidInput(field, f"expected words, got {text!r}")
-    return check_text(field, text)
-
-
-async def _retried(act: Callable[[], Awaitable[T]]) -> T:
-    """A deadlock with somebody's transaction did nothing: try again."""
-    for _ in range(MOST_TRIES - 1):
-        try:
-            return await act()
-        except Contention:
-            continue
-    return await act()

@@ -66,7 +66,7 @@ class Engine:
         await self._connect()
         try:
             if self._dsn is None:
-                await schema.migrate(self._opened, self._registry, self.settings.retention)
+                await schema.migrate(self._opened, self._registry, self.settings)
             else:
                 await schema.verify(self._opened)
         except BaseException:
@@ -89,10 +89,10 @@ class Engine:
     async def migrate(self) -> list[str]:
         """Bring the schema up to date and make the machines known; returns the names of what was applied."""
         if self._database is not None:
-            return await schema.migrate(self._database, self._registry, self.settings.retention)
+            return await schema.migrate(self._database, self._registry, self.settings)
         await self._connect()
         try:
-            return await schema.migrate(self._opened, self._registry, self.settings.retention)
+            return await schema.migrate(self._opened, self._registry, self.settings)
         finally:
             await self.close()
 
@@ -121,28 +121,38 @@ class Engine:
         step: StepRef | None = None,
         concurrency_key: str | None = None,
         tenant: str | None = None,
+        connection: object = None,
+        notify: bool = True,
     ) -> Handle[Result]:
         """Start an instance: committed when this returns, run by a worker as soon as there is one.
 
         `key` is its business identity: unique among live instances (or "forever"), and an address. On an occupied
         key it raises Duplicate with the occupant's id, or returns the occupant's handle with if_exists="return".
+        On a `connection` of yours it is part of your transaction: your commit starts it, your rollback leaves nothing.
+        With notify=False nobody is told: workers find it when they next poll.
         """
         options = {
             "key": key, "key_scope": key_scope, "queue": queue, "priority": priority, "delay": delay, "at": at,
             "step": step, "concurrency_key": concurrency_key, "tenant": tenant,
         }  # fmt: skip
-        return await self._doors.start(machine, state, options, if_exists)
+        return await self._doors.start(machine, state, options, if_exists, connection=connection, notify=notify)
 
     @overload
-    async def start_many(self, entries: Sequence[Entry[Result]]) -> list[Handle[Result] | Duplicate]: ...
+    async def start_many(
+        self, entries: Sequence[Entry[Result]], *, connection: object = None, notify: bool = True
+    ) -> list[Handle[Result] | Duplicate]: ...
     @overload
-    async def start_many(self, entries: Sequence[Start]) -> list[Handle[Any] | Duplicate]: ...
-    async def start_many(self, entries: Sequence[Start]) -> list[Handle[Any] | Duplicate]:
-        """Start many in one transaction. Entries: `Checkout.child(state, key=…)` or (machine, state).
+    async def start_many(
+        self, entries: Sequence[Start], *, connection: object = None, notify: bool = True
+    ) -> list[Handle[Any] | Duplicate]: ...
+    async def start_many(
+        self, entries: Sequence[Start], *, connection: object = None, notify: bool = True
+    ) -> list[Handle[Any] | Duplicate]:
+        """Start many in one transaction, or in yours. Entries: `Checkout.child(state, key=…)` or (machine, state).
 
         Answers in the order of the entries: a handle each, or a Duplicate (not raised) where the key was occupied.
         """
-        return await self._doors.start_many(entries)
+        return await self._doors.start_many(entries, connection=connection, notify=notify)
 
     async def signal(
         self,
@@ -152,19 +162,23 @@ class Engine:
         *,
         dedup_key: str | None = None,
         tenant: str | None = None,
+        connection: object = None,
+        notify: bool = True,
     ) -> None:
         """Put a signal into an instance's inbox, and wake it if it awaits that name; NoTarget if nobody is there.
 
-        The same `dedup_key` has one effect per instance, however often it is sent.
+        The same `dedup_key` has one effect per instance, however often it is sent. `connection` as for `start`.
         """
-        await self._doors.signal(target, name, payload, dedup_key, tenant)
+        await self._doors.signal(target, name, payload, dedup_key, tenant, connection=connection, notify=notify)
 
-    async def signal_many(self, entries: Sequence[tuple[Any, ...]]) -> list[NoTarget | None]:
-        """Signal many in one transaction: (target, name[, payload[, dedup_key]]) each.
+    async def signal_many(
+        self, entries: Sequence[tuple[Any, ...]], *, connection: object = None, notify: bool = True
+    ) -> list[NoTarget | None]:
+        """Signal many in one transaction, or in yours: (target, name[, payload[, dedup_key]]) each.
 
         Answers in the order of the entries: None, or a NoTarget (not raised) where nobody was there.
         """
-        return await self._doors.signal_many(entries)
+        return await self._doors.signal_many(entries, connection=connection, notify=notify)
 
     async def signal_or_start(
         self,
@@ -188,9 +202,16 @@ class Engine:
         cascade: bool = True,
         by: str | None = None,
         tenant: str | None = None,
+        connection: object = None,
+        notify: bool = True,
     ) -> bool:
-        """End an instance, and what is below it, as cancelled; False, and nothing changed, if it had ended."""
-        return await self._doors.cancel(target, reason, cascade=cascade, by=by, tenant=tenant)
+        """End an instance, and what is below it, as cancelled; False, and nothing changed, if it had ended.
+
+        `connection` as for `start`; a concurrency key that it held is then freed a moment after your commit.
+        """
+        return await self._doors.operating.cancel(
+            target, reason, cascade=cascade, by=by, tenant=tenant, connection=connection, notify=notify
+        )
 
     async def retry(
         self, target: int | str, *, reason: str | None = None, by: str | None = None, tenant: str | None = None
@@ -199,7 +220,7 @@ class Engine:
 
         False if there is nothing to retry; Duplicate if another instance holds its key by now.
         """
-        return await self._doors.retry(target, reason, by=by, tenant=tenant)
+        return await self._doors.operating.retry(target, reason, by=by, tenant=tenant)
 
     async def restart(
         self,
@@ -212,7 +233,7 @@ class Engine:
         tenant: str | None = None,
     ) -> None:
         """Put an instance, whatever its status, at a step, with another state if one is given."""
-        await self._doors.restart(target, step, state, reason, by=by, tenant=tenant)
+        await self._doors.operating.restart(target, step, state, reason, by=by, tenant=tenant)
 
     async def get(self, target: int | str, *, tenant: str | None = None) -> Instance:
         """A snapshot of an instance, by id or by key (its live holder, else the newest that carried it)."""

@@ -7,6 +7,8 @@
     │   ├── InvalidState               a state or arguments that do not fit their type
     │   ├── InvalidPayload             a value JSON or Postgres can not hold
     │   ├── PayloadTooLarge            a value over `max_payload`
+    │   ├── InvalidConnection          a connection that can not carry the caller's transaction
+    │   │   └── IsolationTooHigh       its transaction is above READ COMMITTED
     │   └── InvalidOutcome             a step returned something that is no outcome
     ├── DefinitionError (TypeError)    a machine or a job is written wrongly
     ├── SettingError (ValueError)      an unknown setting, or a value out of range; `.setting` names it
@@ -91,6 +93,17 @@ class PayloadTooLarge(InvalidInput):
                          "store a reference instead, or raise max_payload")
         self.size = size
         self.limit = limit
+
+
+class InvalidConnection(InvalidInput):
+    """A connection handed to a door that can not carry the caller's transaction."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("connection", problem)
+
+
+class IsolationTooHigh(InvalidConnection):
+    """The caller's transaction is REPEATABLE READ or SERIALIZABLE; it has failed by now, and holds nothing of ours."""
 
 
 class InvalidOutcome(InvalidInput):

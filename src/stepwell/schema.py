@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Literal
 
 from stepwell._core.registry import Registry
 from stepwell._store import machines, migrations
 from stepwell._store.database import Database
+from stepwell.config import Settings
 from stepwell.errors import SchemaOutdated, SchemaTooNew
 
 
 async def migrate(
-    database: Database, registry: Registry, retention: timedelta | Literal[False] = timedelta(days=1)
+    database: Database, registry: Registry, settings: Settings
 ) -> list[str]:
-    """Apply what is missing and make the machines known; returns the names of the migrations applied."""
+    """Apply what is missing and make the app's machines and limits known; returns the names of what was applied."""
     found = await migrations.current_version(database)
     if found > migrations.latest_version():
         raise SchemaTooNew(found, migrations.latest_version())
     applied = await migrations.apply(database)
-    await machines.register(database, registry.all(), retention)
+    if registry.all():  # the engine of an app, not one that was made only to migrate
+        await machines.register(database, registry.all(), settings.retention)
+        await migrations.allow_payload(database, settings.max_payload)
     return [f"{migration.version:04}_{migration.name}" for migration in applied]
 
 

@@ -11,6 +11,7 @@ MAX_DELAY = timedelta(days=36_500)
 MAX_PRIORITY = 32_767
 MIN_PRIORITY = -32_768
 MAX_YEAR = 9_000
+NO_ID = 0  # what no instance has
 
 
 def check_delay(field: str, delay: object) -> timedelta:
@@ -59,6 +60,15 @@ def check_key(field: str, key: object) -> str:
     if len(key) > MAX_NAME:
         raise InvalidInput(field, f"has {len(key)} characters, {MAX_NAME} are allowed")
     return check_text(field, key)
+
+
+def check_target(target: object) -> tuple[int | None, str | None]:
+    """A target as an id or a key, the other None; an id that no bigint holds becomes one that no instance has."""
+    if isinstance(target, bool) or not isinstance(target, int | str):
+        raise InvalidInput("target", f"expected an id (int) or a key (str), got {target!r}")
+    if isinstance(target, int):
+        return (target if 0 < target < 2**63 else NO_ID), None
+    return None, check_key("target", target)
 
 
 def check_tenant(tenant: object) -> str:

@@ -155,6 +155,7 @@ class Worker:
         self._subscriptions.callback(self._notifier.subscribe(notices.WORK, self._hear_work))
         self._subscriptions.callback(self._notifier.subscribe(notices.DUE, lambda _: self._timers.wake()))
         self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED, self._hear_revoked))
+        self._subscriptions.callback(self._notifier.subscribe(notices.IDLE, lambda _: self._reaper.wake()))
         self._subscriptions.callback(self._notifier.offer_to(self._take_offer))
 
     def _hear_work(self, queue: str) -> None:

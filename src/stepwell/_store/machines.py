@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from stepwell._core.registry import Definition
-from stepwell._store.database import Database
+from stepwell._store.database import Database, Session
 
 
 async def register(
@@ -17,15 +18,36 @@ async def register(
     if not definitions:
         return
     names = [d.name for d in definitions]
-    async with db.transaction() as session:
-        await session.fetch("machines/lock")
-        await session.fetch(
-            "machines/register", names, [d.version for d in definitions], [d.initial for d in definitions],
-            [d.queue for d in definitions], [",".join(d.steps) for d in definitions],
-            [_kept(retention if d.retention is None else d.retention) for d in definitions],
-        )  # fmt: skip
+    async with _one_at_a_time(db) as session:
+        await session.fetch("machines/register", *_columns(definitions, retention))
         await session.fetch("machines/deactivate", names)
         await session.fetch("machines/activate", names)
+
+
+async def introduce(
+    db: Database, definitions: Sequence[Definition], retention: timedelta | Literal[False]
+) -> None:
+    """Enter machine versions that the database does not know yet; which one is active stays as it is."""
+    async with _one_at_a_time(db) as session:
+        await session.fetch("machines/introduce", *_columns(definitions, retention))
+
+
+@asynccontextmanager
+async def _one_at_a_time(db: Database) -> AsyncIterator[Session]:
+    async with db.transaction() as session:
+        await session.fetch("machines/lock")
+        yield session
+
+
+def _columns(definitions: Sequence[Definition], retention: timedelta | Literal[False]) -> tuple[list[Any], ...]:
+    return (
+        [d.name for d in definitions],
+        [d.version for d in definitions],
+        [d.initial for d in definitions],
+        [d.queue for d in definitions],
+        [",".join(d.steps) for d in definitions],
+        [_kept(retention if d.retention is None else d.retention) for d in definitions],
+    )
 
 
 def _kept(retention: timedelta | Literal[False]) -> timedelta | None:

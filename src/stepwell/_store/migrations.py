@@ -72,6 +72,7 @@ async def apply(db: Database) -> list[Migration]:
             await session.run(migration.sql)
         if missing:
             await session.run(_stamp(missing[-1].version))
+        await session.run(grants())
     return missing
 
 
@@ -88,7 +89,19 @@ def apply_over(send: Callable[[str], Sequence[Sequence[int]]], upto: int) -> lis
         send(migration.sql)
     if missing:
         send(_stamp(missing[-1].version))
+    send(grants())
     return missing
+
+
+@cache
+def grants() -> str:
+    """The SQL that lets the role `stepwell_client` use the SQL doors; does nothing new the second time."""
+    return (files("stepwell._store") / "migrations" / "grants.sql").read_text("utf-8")
+
+
+async def allow_payload(db: Queryable, most: int) -> None:
+    """Let the SQL doors take payloads up to the engine's own limit."""
+    await db.fetch("schema/allow_payload", most)
 
 
 def script(since: int) -> str:
@@ -98,6 +111,7 @@ def script(since: int) -> str:
     parts += [f"-- {m.version:04} {m.name}\n{m.sql}" for m in missing]
     if missing:
         parts.append(_stamp(missing[-1].version))
+    parts.append(grants())
     return "\n".join([*parts, "commit;"]) + "\n"
 
 

@@ -10,8 +10,9 @@ WORK = "stepwell_work"  # payload: a queue in which something may be claimed
 DUE = "stepwell_due"  # payload: empty; some row comes due later, perhaps earlier than you think
 SETTLED = "stepwell_settled"  # payload: the id of a watched instance that came to rest
 REVOKED = "stepwell_revoked"  # payload: id and new fence of an executing instance that was taken from its worker
+IDLE = "stepwell_idle"  # payload: empty; a caller's transaction ended the holder of a concurrency key
 PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
-CHANNELS = (WORK, DUE, SETTLED, REVOKED, PROBE)
+CHANNELS = (WORK, DUE, SETTLED, REVOKED, IDLE, PROBE)
 
 
 async def send(db: Queryable, notices: Sequence[tuple[str, str]]) -> None:

@@ -1,0 +1,1 @@
+"""The doors: your transaction, your driver, SQL."""

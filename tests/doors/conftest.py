@@ -1,0 +1,25 @@
+"""One database for each module of these tests; keys keep the tests apart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stepwell.testing import Harness
+from tests.doors.callers import CALLERS, Caller, calling
+from tests.doors.machines import Note, Order
+
+
+@pytest.fixture
+async def h() -> AsyncIterator[Harness]:
+    async with Harness([Order, Note]) as harness:
+        await harness.engine.migrate()
+        yield harness
+
+
+@pytest.fixture(params=CALLERS)
+async def caller(request: pytest.FixtureRequest, h: Harness) -> AsyncIterator[Caller]:
+    """Somebody's application with a transaction, once for each driver."""
+    async with calling(request.param, h) as made:
+        yield made

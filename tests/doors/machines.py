@@ -1,0 +1,32 @@
+"""The machines that the doors are tried with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell import Await, Context, Done, Machine, Outcome, step
+
+
+class Order(Machine):
+    """Waits for its payment."""
+
+    @dataclass
+    class State:
+        number: int = 0
+
+    @step
+    async def start(self, ctx: Context[State]) -> Outcome:
+        return Await("paid", then=self.finish)
+
+    @step
+    async def finish(self, ctx: Context[State]) -> Outcome:
+        return Done(ctx.awaited[0].payload)
+
+
+class Note(Machine):
+    """Ends at once."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        return Done(ctx.state)

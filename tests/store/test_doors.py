@@ -1,0 +1,29 @@
+"""The SQL doors run the engine's own statements."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from tests.support.dump_statements import STATEMENTS, body, function_name
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_the_doors_run_the_engines_statement_as_it_is(connection: asyncpg.Connection, name: str) -> None:
+    source, answers = await connection.fetchrow(
+        "select prosrc, proretset from pg_proc where pronamespace = 'stepwell'::regnamespace and proname = $1",
+        function_name(name),
+    )
+
+    assert source == body(name, answers=answers), (
+        "the statement has changed: write a migration with tests.support.dump_statements"
+    )
+
+
+async def test_there_are_no_other_copies(connection: asyncpg.Connection) -> None:
+    copies = await connection.fetch(
+        "select proname from pg_proc where pronamespace = 'stepwell'::regnamespace and prosrc like '%return query%'"
+        " and proname like '\\_%'"
+    )
+
+    assert {row["proname"] for row in copies} <= {function_name(name) for name in STATEMENTS}
