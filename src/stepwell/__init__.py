@@ -14,6 +14,8 @@ from stepwell.errors import (
     Duplicate,
     EmbeddedError,
     EngineClosed,
+    ForeignLoop,
+    InsideLoop,
     InstanceCancelled,
     InstanceFailed,
     InvalidConnection,
@@ -42,6 +44,7 @@ from stepwell.errors import (
 from stepwell.job import Job, job
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
+from stepwell.sync import SyncEngine, SyncHandle
 
 __all__ = [
     "Await",
@@ -58,8 +61,10 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "Failure",
+    "ForeignLoop",
     "Handle",
     "Hold",
+    "InsideLoop",
     "Instance",
     "InstanceCancelled",
     "InstanceFailed",
@@ -92,6 +97,8 @@ __all__ = [
     "StepTimeout",
     "StepwellError",
     "Stop",
+    "SyncEngine",
+    "SyncHandle",
     "UnknownMachine",
     "UnknownStep",
     "job",

@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from copy import copy
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from stepwell import embedded, schema
 from stepwell._core.records import Instance
@@ -25,6 +26,9 @@ from stepwell.job import Job
 from stepwell.machine import Machine
 from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
 from stepwell.waiting import Until
+
+if TYPE_CHECKING:
+    from stepwell.sync import SyncEngine
 
 Resources = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -81,6 +85,8 @@ class Engine:
 
     async def close(self) -> None:
         """Close the pool; the last process to leave the embedded Postgres stops it."""
+        if self._database is not None:
+            self._database.check_loop()
         stack, self._open = self._open, None
         self._client = self._database = self._notifier = None
         if stack is not None:
@@ -262,8 +268,16 @@ class Engine:
         """Lists and figures for operators."""
         return Insights(self._opened)
 
+    @property
+    def sync(self) -> SyncEngine:
+        """The same doors, blocking: for scripts, Flask and Django, from any thread that runs no event loop."""
+        from stepwell.sync import SyncEngine  # noqa: PLC0415 - it is made of the methods of this class
+
+        made: SyncEngine = vars(self).setdefault("_sync", SyncEngine(self))  # one, whichever thread is first
+        return made
+
     @asynccontextmanager
-    async def worker(self, queues: Mapping[str, int] | None = None, **settings: Any) -> AsyncIterator[Worker]:
+    async def worker(self, /, queues: Mapping[str, int] | None = None, **settings: Any) -> AsyncIterator[Worker]:
         """A worker in this process, for the length of the block; drains at its end."""
         if not self._registry.all():
             raise DefinitionError("a worker needs machines to run: pass them to Engine(machines=[…])")
@@ -272,6 +286,7 @@ class Engine:
         notifier = self._notifier
         if notifier is None:
             raise EngineClosed
+        self._opened.check_loop()
         async with self._entered_resources() as resources, _opened_for_work(self._opened.dsn) as database:
             worker = Worker(
                 database=database, registry=self._registry, notifier=notifier, settings=effective,
@@ -293,7 +308,8 @@ class Engine:
             yield self._resources
 
     async def _connect(self) -> None:
-        if self._open is not None:
+        if self._database is not None:
+            self._database.check_loop()
             return
         stack = AsyncExitStack()
         try:
@@ -309,6 +325,13 @@ class Engine:
             raise
         self._open, self._database, self._notifier = stack, database, notifier
         self._client = Client(database, self._registry, notifier, self.settings)
+
+    def _twin(self) -> Engine:
+        """The same engine, not open: for another event loop."""
+        twin = copy(self)
+        vars(twin).update(_open=None, _database=None, _client=None, _notifier=None)
+        vars(twin).pop("_sync", None)
+        return twin
 
     @property
     def _doors(self) -> Client:

@@ -23,6 +23,8 @@
     │   └── EmbeddedError              the embedded server does not start
     ├── MissingExtra (ImportError)     a door needs a package that is not installed
     ├── EngineClosed                   a call outside `async with engine`
+    ├── ForeignLoop (RuntimeError)     the engine was opened in another event loop
+    ├── InsideLoop (RuntimeError)      `engine.sync` was called where it would block an event loop
     ├── NotFound (LookupError)         no instance with that id or key
     ├── NoTarget (LookupError)         a signal to nobody: unknown, ended, or a key nobody holds
     ├── Duplicate                      the key is occupied; `.id` is the occupant's
@@ -186,8 +188,23 @@ class MissingExtra(StepwellError, ImportError):
 
 
 class EngineClosed(StepwellError):
+    def __init__(self, problem: str = "the engine is not open; call it inside `async with engine:`") -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class ForeignLoop(StepwellError, RuntimeError):
     def __init__(self) -> None:
-        super().__init__("the engine is not open; call it inside `async with engine:`")
+        super().__init__("the engine is open in another event loop; give each loop an Engine of its own, "
+                         "or call `engine.sync` from a thread without a loop")
+
+
+class InsideLoop(StepwellError, RuntimeError):
+    def __init__(self, door: str, instead: str) -> None:
+        named = "`with engine.sync`" if door == "__enter__" else f"engine.sync.{door}"
+        super().__init__(f"{named} would block the event loop of this thread; use `{instead}` instead")
+        self.door = door
+        self.instead = instead
 
 
 class NotFound(StepwellError, LookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import io
 import sys
 import types
@@ -36,9 +37,10 @@ async def _run(block: Block, module: types.ModuleType, folder: Path) -> str:
         (folder / block.file_name).write_text(block.text, "utf-8")
     output = io.StringIO()
     with redirect_stdout(output):
-        running = eval(code, vars(module))  # noqa: S307 - the snippets are ours
         if code.co_flags & CO_COROUTINE:
-            await running
+            await eval(code, vars(module))  # noqa: S307 - the snippets are ours
+        else:
+            await asyncio.to_thread(eval, code, vars(module))  # as a script, where no loop runs
     return output.getvalue()
 
 

@@ -12,7 +12,7 @@ import asyncpg
 from stepwell._core.faults import StoreFault
 from stepwell._store.statements import statement
 from stepwell._store.translation import translated
-from stepwell.errors import DatabaseUnreachable, EngineClosed, InvalidDatabaseURL, ServerTooOld
+from stepwell.errors import DatabaseUnreachable, EngineClosed, ForeignLoop, InvalidDatabaseURL, ServerTooOld
 
 OLDEST_SERVER = 150_000
 CLOSE_TIMEOUT = 5.0
@@ -83,8 +83,10 @@ class Database:
         self.statements = 0  # sent so far; what an operation costs is a test
         self._most = most
         self._pool: asyncpg.Pool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
         try:
             with translated():
                 self._pool = await asyncpg.create_pool(
@@ -113,6 +115,11 @@ class Database:
             await asyncio.wait_for(pool.close(), CLOSE_TIMEOUT)
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             pool.terminate()
+
+    def check_loop(self) -> None:
+        """Refuse the loop that runs here unless it is the one the connections belong to."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise ForeignLoop
 
     async def fetch(self, name: str, *args: object) -> list[Row]:
         """Send one statement on its own, committed when it answers."""
@@ -151,6 +158,7 @@ class Database:
     async def _acquired(self) -> AsyncIterator[asyncpg.Connection]:
         if self._pool is None:
             raise EngineClosed
+        self.check_loop()
         async with self._pool.acquire() as connection:
             yield connection  # type: ignore[misc]  # the pool's proxy stands in for its connection
 

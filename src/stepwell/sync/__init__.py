@@ -1,0 +1,7 @@
+"""The blocking doors: `engine.sync`, for scripts, Flask and Django; from many threads, and after a fork."""
+
+from stepwell.sync.engine import SyncEngine
+from stepwell.sync.handle import SyncHandle
+from stepwell.sync.insights import SyncInsights
+
+__all__ = ["SyncEngine", "SyncHandle", "SyncInsights"]

@@ -1,0 +1,79 @@
+"""`engine.sync` in processes that fork, and in processes that end: real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepwell._store import clones
+from stepwell.embedded import EmbeddedServer
+from tests.engine.sync.forking import CHILDREN
+from tests.support.processes import ROOT
+
+PATIENCE = 90.0
+
+
+def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of this folder that tells of whatever it did not close; if it hangs, its children end with it."""
+    command = [sys.executable, "-W", "always", "-m", f"tests.engine.sync.{module}", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        env={**os.environ, **environment},
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def test_children_forked_while_other_threads_call_work_and_leave_the_parent_alone(url: str) -> None:
+    ended = run("forking", url)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    *children, parent = sorted(ended.stdout.splitlines())
+    assert children == ["child 8 True True"] * CHILDREN
+    assert parent == "parent 100 {0} True True"
+
+
+@pytest.mark.parametrize("how", ["call", "worker", "thread"])
+def test_a_program_that_closes_nothing_ends_at_once_and_quietly(url: str, how: str) -> None:
+    ended = run("leaving", how, url)
+
+    assert (ended.returncode, ended.stdout) == (0, "end\n")
+    assert ended.stderr == ""
+    assert asyncio.run(_left(url)) == (0, 0)
+
+
+def test_a_program_that_closes_nothing_leaves_the_embedded_server(home: Path) -> None:
+    ended = run("leaving", "worker", STEPWELL_DATA_HOME=str(home), STEPWELL_DATABASE_URL="")
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "end\n", "")
+    assert EmbeddedServer(home / "postgres-18")._status() is None
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder that the server's user may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="stepwell-sync-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+async def _left(url: str) -> tuple[int, int]:
+    """Connections and workers that are still there."""
+    connections = "select count(*) from pg_stat_activity where datname = current_database()"
+    [connected] = await clones.query(url, f"{connections} and application_name like 'stepwell%'")
+    [entered] = await clones.query(url, "select count(*) from stepwell.workers where not has_left")
+    return connected[0], entered[0]
