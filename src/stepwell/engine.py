@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from copy import copy
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from stepwell import embedded, schema
 from stepwell._core.records import Instance
@@ -19,7 +19,7 @@ from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
 from stepwell.client import Client, Handle, IfExists
-from stepwell.config import load_settings
+from stepwell.config import Settings, load_settings
 from stepwell.errors import DefinitionError, Duplicate, EngineClosed, NoDatabase, NoTarget
 from stepwell.insights import Insights
 from stepwell.job import Job
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepwell.sync import SyncEngine
 
 Resources = Callable[[], AbstractAsyncContextManager[Any]]
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 
 class Engine:
@@ -283,20 +284,28 @@ class Engine:
             raise DefinitionError("a worker needs machines to run: pass them to Engine(machines=[…])")
         changes = settings if queues is None else {**settings, "queues": queues}
         effective = self.settings.with_changes(changes)
-        notifier = self._notifier
-        if notifier is None:
-            raise EngineClosed
-        self._opened.check_loop()
-        async with self._entered_resources() as resources, _opened_for_work(self._opened.dsn) as database:
-            worker = Worker(
-                database=database, registry=self._registry, notifier=notifier, settings=effective,
-                resources=resources, around_sync_steps=self._around_sync_steps,
-            )  # fmt: skip
+        async with (
+            _opened_for_work(self._opened.dsn) as database,
+            self._hired(Worker, effective, database) as worker,
+        ):
             try:
                 await worker.start()
                 yield worker
             finally:
                 await worker.stop()
+
+    @asynccontextmanager
+    async def _hired(self, kind: type[AnyWorker], settings: Settings, database: Database) -> AsyncIterator[AnyWorker]:
+        """A worker with its resources, not started; the test kit brings a kind of its own."""
+        notifier = self._notifier
+        if notifier is None:
+            raise EngineClosed
+        self._opened.check_loop()
+        async with self._entered_resources() as resources:
+            yield kind(
+                database=database, registry=self._registry, notifier=notifier, settings=settings,
+                resources=resources, around_sync_steps=self._around_sync_steps,
+            )  # fmt: skip
 
     @asynccontextmanager
     async def _entered_resources(self) -> AsyncIterator[Any]:

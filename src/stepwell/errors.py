@@ -22,6 +22,7 @@
     │   ├── SchemaTooNew               the schema is from a later Stepwell
     │   └── EmbeddedError              the embedded server does not start
     ├── MissingExtra (ImportError)     a door needs a package that is not installed
+    ├── HarnessError                   the test kit was used wrongly, or a drain does not end
     ├── EngineClosed                   a call outside `async with engine`
     ├── ForeignLoop (RuntimeError)     the engine was opened in another event loop
     ├── InsideLoop (RuntimeError)      `engine.sync` was called where it would block an event loop
@@ -205,6 +206,10 @@ class InsideLoop(StepwellError, RuntimeError):
         super().__init__(f"{named} would block the event loop of this thread; use `{instead}` instead")
         self.door = door
         self.instead = instead
+
+
+class HarnessError(StepwellError):
+    """The test kit was used wrongly, or a drain does not end; the message says what it did last."""
 
 
 class NotFound(StepwellError, LookupError):

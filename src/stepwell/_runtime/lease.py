@@ -68,6 +68,10 @@ class Lease:
         if not dead:
             return [], []
         log.info("worker: burying %d dead workers of this host", len(dead))
+        return await self.bury(dead, max_crashes)
+
+    async def bury(self, dead: Sequence[int], max_crashes: int) -> tuple[list[Reaped], list[str]]:
+        """End the leases of dead workers and reap what they left; also returns the queues of others that go on."""
         await workers.leave(self._database, dead, by_itself=False)
         reaped: list[Reaped] = []
         freed: list[str] = []

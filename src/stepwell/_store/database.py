@@ -116,6 +116,12 @@ class Database:
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             pool.terminate()
 
+    def cut(self) -> None:
+        """Break all connections without a word, as the end of a process does."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.terminate()
+
     def check_loop(self) -> None:
         """Refuse the loop that runs here unless it is the one the connections belong to."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():

@@ -1,9 +1,15 @@
-"""The test kit: a database per test, time that moves, named points where a process may wait or die.
+"""The test kit: a database per test, a drain with a tally, time that moves, and workers that die where you say."""
 
-A first cut, for Stepwell's own tests; it becomes public with the doors.
-"""
-
+from stepwell._probes import POINTS
+from stepwell.testing.asserting import ANY, assert_cancelled, assert_done, assert_failed, assert_waiting
+from stepwell.testing.effects import Effect
+from stepwell.testing.exploring import explore_crashes
 from stepwell.testing.harness import Harness
 from stepwell.testing.points import Point, armed, crash
+from stepwell.testing.report import Crash, Difference, Report
+from stepwell.testing.tally import Tally
 
-__all__ = ["Harness", "Point", "armed", "crash"]
+__all__ = [
+    "ANY", "POINTS", "Crash", "Difference", "Effect", "Harness", "Point", "Report", "Tally", "armed",
+    "assert_cancelled", "assert_done", "assert_failed", "assert_waiting", "crash", "explore_crashes",
+]  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from stepwell import _probes
@@ -53,7 +54,7 @@ class Point:
 @contextmanager
 def armed(point: str, *, hold: bool = False, fault: Callable[[dict[str, Any]], None] | None = None) -> Iterator[Point]:
     """Arm a point for the length of the block; `hold` stops the engine there, `fault` may raise there."""
-    _check(point)
+    check_point(point)
     made = Point(hold=hold, fault=fault)
     _probes.hooks[point] = made._pass  # noqa: SLF001 - the two halves of one thing
     try:
@@ -65,7 +66,7 @@ def armed(point: str, *, hold: bool = False, fault: Callable[[dict[str, Any]], N
 
 def crash(point: str, *, nth: int = 1) -> None:
     """Kill this process with SIGKILL when the point is reached for the nth time. For worker processes of tests."""
-    _check(point)
+    check_point(point)
     left = nth
 
     def die(_: dict[str, Any]) -> None:
@@ -77,6 +78,9 @@ def crash(point: str, *, nth: int = 1) -> None:
     _probes.hooks[point] = die
 
 
-def _check(point: str) -> None:
+def check_point(point: str) -> None:
+    """Refuse what is no point of the engine."""
     if point not in _probes.POINTS:
-        raise ValueError(f"no point {point!r}; there are: {', '.join(_probes.POINTS)}")
+        close = get_close_matches(str(point), _probes.POINTS, n=1)
+        near = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(_probes.POINTS)}"
+        raise ValueError(f"no point {point!r}{near}")

@@ -1,0 +1,101 @@
+"""What the test kit asks one database, on a connection of its own: what may run, what is due, who is connected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+_NEXT = """
+select i.id, i.queue, i.machine, i.step
+from stepwell.instances i
+where i.status = 'runnable' and i.hold is null and ($1::text[] is null or i.queue = any ($1::text[]))
+order by i.priority, i.due_at, i.id
+limit 1"""
+
+_DUE = """
+select min(i.due_at)
+from stepwell.instances i
+where i.status = 'runnable' and i.hold = 'due' and ($1::text[] is null or i.queue = any ($1::text[]))"""
+
+_DEADLINES = """
+select count(*), max(i.deadline)
+from stepwell.instances i
+where i.status = 'awaiting_signal' and i.deadline is not null"""
+
+_ALIVE = """
+select w.id, w.pid
+from stepwell.workers w
+where w.lease_until > pg_catalog.now() and not w.id = any ($1::bigint[])"""
+
+_CUT = """
+select pg_terminate_backend(a.pid)
+from pg_stat_activity a
+where a.datname = current_database() and a.application_name like 'stepwell worker%'"""
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A row that a claim would take next."""
+
+    id: int
+    queue: str
+    machine: str
+    step: str
+
+
+class Desk:
+    """One connection, one question at a time; connects when first asked."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: asyncpg.Connection | None = None
+        self._asking = asyncio.Lock()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close(timeout=5)
+
+    async def next_runnable(self, queues: Sequence[str] | None) -> Runnable | None:
+        """What comes next in claim order, across the given queues or all."""
+        rows = await self._fetch(_NEXT, queues)
+        return Runnable(**rows[0]) if rows else None
+
+    async def next_due(self, queues: Sequence[str] | None) -> datetime | None:
+        """When the next row that waits for its time comes due."""
+        [(due,)] = await self._fetch(_DUE, queues)
+        return due  # type: ignore[no-any-return]  # the column's type
+
+    async def deadlines(self) -> tuple[int, datetime | None]:
+        """How many parked instances have a deadline, and the latest of these."""
+        [(number, latest)] = await self._fetch(_DEADLINES)
+        return number, latest
+
+    async def clock(self) -> datetime:
+        """The engine's time."""
+        [(now,)] = await self._fetch("select stepwell.now()")
+        return now  # type: ignore[no-any-return]  # the column's type
+
+    async def alive(self, but: Sequence[int]) -> list[tuple[int, int]]:
+        """Workers with a live lease, but for the given ones: id and pid."""
+        return [(id_, pid) for id_, pid in await self._fetch(_ALIVE, list(but))]
+
+    async def cut_workers(self) -> None:
+        """End every worker's connections at the server's side, as the death of its process does."""
+        while await self._fetch(_CUT):  # noqa: ASYNC110 - other processes end, and only their server can tell
+            await asyncio.sleep(0.002)
+
+    async def begin_ids_at(self, first: int) -> None:
+        """Let the ids of instances go on from there."""
+        await self._fetch("select setval('stepwell.instances_id_seq', $1)", first)
+
+    async def _fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        async with self._asking:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await asyncpg.connect(self._url, server_settings={"application_name": "harness"})
+            return list(await self._connection.fetch(sql, *args))

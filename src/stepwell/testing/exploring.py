@@ -1,0 +1,131 @@
+"""Runs a scenario with a crash before and after every commit, and tells where the world comes out different."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from stepwell._core.records import Claim
+from stepwell._core.status import Status
+from stepwell.errors import HarnessError, InvalidInput
+from stepwell.testing.harness import Harness
+from stepwell.testing.report import Crash, Report, compare
+from stepwell.testing.world import World, look_at
+
+Scenario: TypeAlias = Callable[[Harness], Awaitable[Any]]
+Side: TypeAlias = Literal["before", "after"]
+SIDES: Final[tuple[Side, ...]] = ("before", "after")
+
+# Where a commit is about to be made, and where it is durable and nobody has been told: plain steps, transactional ones.
+BEFORE = ("flusher.before_commit", "transactions.written")
+AFTER = ("flusher.committed", "transactions.committed")
+ID_GAP = 1_000  # so far apart are the ids of two runs: what holds an id differs between them, and is left out
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Counts commits as they pass, and lets the worker die at one of them."""
+
+    die_at: int | None = None
+    side: Side = "before"
+    seen: int = 0
+    struck: bool = False
+
+    def look(self, point: str, _: Claim | None) -> bool:
+        if point in BEFORE:
+            self.seen += 1
+        points = BEFORE if self.side == "before" else AFTER
+        if self.struck or point not in points or self.seen != self.die_at:
+            return False
+        self.struck = True
+        return True
+
+
+async def explore_crashes(
+    scenario: Scenario,
+    *,
+    machines: Iterable[Any],
+    check: bool = True,
+    limit: int = 100,
+    timeout: float = 30.0,
+    **settings: Any,
+) -> Report:
+    """Run the scenario plainly, then once for every commit with a crash before it and one after it.
+
+    Each run has a fresh harness. What the scenario returns, how every instance ends and what `h.record` noted must
+    come out the same; else AssertionError shows a table of what differs (`check=False` returns the report only). At
+    most `limit` commits are crashed at, evenly spread; a run may take `timeout` seconds.
+    """
+    if not inspect.iscoroutinefunction(scenario):
+        raise InvalidInput("scenario", f"expected an `async def scenario(h)`, got {scenario!r}")
+    known = list(machines)
+    runs = _Runs(scenario, known, settings, timeout)
+    expected, again = await runs.run_plainly(), await runs.run_plainly()
+    if not expected.trail:
+        raise HarnessError("the scenario committed no step: let it start something and call `await h.drain()` "
+                           "(steps that a worker of its own runs are not seen)")
+    commits = _spread(len(expected.trail), limit)
+    crashes = [await runs.run_crashing(n, side, expected, again) for n in commits for side in SIDES]
+    report = Report([str(ran) for ran in expected.trail], crashes)
+    if check:
+        report.check()
+    return report
+
+
+class _Runs:
+    """All runs of one scenario."""
+
+    def __init__(self, scenario: Scenario, machines: list[Any], settings: dict[str, Any], timeout: float) -> None:
+        self._scenario = scenario
+        self._machines = machines
+        self._settings = settings
+        self._timeout = timeout
+        self._number = 0
+
+    async def run_plainly(self) -> World:
+        """As it should be. What is wrong without any crash is the scenario's own affair, and raised."""
+        return await self._run(_Plan())
+
+    async def run_crashing(self, number: int, side: Side, expected: World, again: World) -> Crash:
+        plan = _Plan(number, side)
+        ran = expected.trail[number - 1]
+        try:
+            world = await self._run(plan)
+        except TimeoutError as error:
+            return Crash(number, ran, side, [f"the scenario did not end within {self._timeout:g} s{_notes(error)}"])
+        except Exception as error:  # noqa: BLE001 - whatever a crash makes of the scenario is what is reported
+            return Crash(number, ran, side, [f"the scenario raised {type(error).__name__}: {error}"])
+        if not plan.struck:
+            return Crash(number, ran, side, ["this commit was not reached again: is the scenario repeatable?"])
+        return Crash(number, ran, side, [], compare(expected, again, world))
+
+    async def _run(self, plan: _Plan) -> World:
+        self._number += 1
+        async with Harness(self._machines, **self._settings) as h:
+            await h._desk.begin_ids_at(self._number * ID_GAP)  # noqa: SLF001 - both are the kit's
+            h._look = plan.look  # noqa: SLF001
+            try:
+                async with asyncio.timeout(self._timeout):
+                    returned = await self._scenario(h)
+            except TimeoutError as error:
+                error.add_note(await _standing(h))
+                raise
+            return await look_at(h, returned)
+
+
+def _spread(number: int, limit: int) -> list[int]:
+    if number <= limit:
+        return list(range(1, number + 1))
+    return sorted({1 + round(i * (number - 1) / max(limit - 1, 1)) for i in range(limit)})
+
+
+async def _standing(h: Harness) -> str:
+    left = [i async for i in h.engine.insights.each(status=[s for s in Status if not s.is_terminal])]
+    return "; left: " + (", ".join(f"{i.machine}.{i.step} {i.status}" for i in left) or "nothing")
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(getattr(error, "__notes__", ()))

@@ -1,0 +1,152 @@
+"""A worker that is led by hand: it claims when told to, and can die as a killed process does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from stepwell._core.records import Claim, Instance
+from stepwell._runtime.claimer import Claimer
+from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.timers import Timers
+from stepwell._runtime.worker import Worker
+from stepwell._store import instances
+
+Take = Callable[[Sequence[Claim]], Coroutine[Any, Any, None]]
+
+
+class OpenLanes(Lanes):
+    """A lane for whichever queue is asked for: a drain runs all queues there are."""
+
+    def __init__(self, queues: Mapping[str, int]) -> None:
+        super().__init__(queues)
+        self.rest()
+
+    def __getitem__(self, queue: str) -> Lane:
+        if queue not in self._lanes:
+            self._lanes[queue] = Lane(queue, 0)
+        return self._lanes[queue]
+
+    def rest(self) -> None:
+        """Let a claim take nothing until a lane is marked again."""
+        for lane in self:
+            lane.ready = False
+
+
+class LedClaimer(Claimer):
+    """Claims only when it is told to."""
+
+    def start(self) -> None:
+        """Stay still."""
+
+
+class LedTimers(Timers):
+    """Looks at the clock only when it is told to."""
+
+    def start(self) -> None:
+        """Stay still."""
+
+
+class Still:
+    """In place of a service that a drain does not need: it is over before a lease could run out."""
+
+    statements = 0
+
+    def start(self) -> None:
+        """Stay still."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+    def report(self, reaped: object, freed: object) -> None:
+        """Nobody waits for a notice."""
+
+
+class Unlistening:
+    """A notifier that does not listen to other processes: a drain asks the database itself."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+
+    async def listen(self) -> None:
+        """Hear this process only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._notifier, name)
+
+
+class SteppedWorker(Worker):
+    """A real worker without loops of its own: the same claims, executor and commits, one after the other."""
+
+    def _build(self, *args: Any, **kwargs: Any) -> None:
+        self._lanes = OpenLanes(self._settings.queues)
+        self._notifier = Unlistening(self._notifier)  # type: ignore[assignment]  # all else is the same
+        super()._build(*args, **kwargs)
+        self.taken: list[Claim] = []  # claimed, and not yet told to be over
+        self._executor.take = self._take_noting(self._executor.take)  # type: ignore[assignment, method-assign]
+        self._claimer.__class__ = LedClaimer
+        self._timers.__class__ = LedTimers
+        self._heartbeat = Still()  # type: ignore[assignment]  # as far as a worker uses it
+        self._reaper = Still()  # type: ignore[assignment]
+        self._pruner = Still()  # type: ignore[assignment]
+
+    def _take_noting(self, take: Take) -> Take:
+        async def noting(claims: Sequence[Claim]) -> None:
+            self.taken += claims
+            await take(claims)
+
+        return noting
+
+    async def bury(self, dead: Sequence[int]) -> None:
+        """Take over what dead workers of this drain had."""
+        if dead:
+            await self._lease.bury(dead, self._settings.max_crashes)
+
+    async def look_at_clock(self) -> None:
+        """Let in what has come due."""
+        await self._timers.tick()
+
+    async def claim(self, queue: str, most: int) -> None:
+        """Claim from this queue, and begin what was claimed."""
+        lanes = self._lanes
+        assert isinstance(lanes, OpenLanes)  # noqa: S101 - made so above
+        lanes.rest()
+        lane = lanes[queue]
+        lane.slots = lane.running + most
+        lane.ready = True
+        await self._claimer.tick()
+
+    async def finish(self, patience: float) -> list[Claim]:
+        """Wait, not too long, until something that was begun is over; returns that."""
+        tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
+        if tasks and not self._ended():
+            await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        ended = self._ended()
+        self.taken = [claim for claim in self.taken if claim not in ended]
+        return ended
+
+    def _ended(self) -> list[Claim]:
+        held = {(hand.claim.id, hand.claim.fence) for hand in self._hands.all()}
+        return [claim for claim in self.taken if (claim.id, claim.fence) not in held]
+
+    async def read(self, claims: Sequence[Claim]) -> dict[int, Instance]:
+        """The rows of these claims as they are now."""
+        return {row.id: row for row in await instances.read(self._database, [claim.id for claim in claims])}
+
+    async def die(self) -> None:
+        """End without a word to the database: connections are cut first, so that nothing more can be committed."""
+        self._database.cut()
+        self._is_stopping = True
+        self._flusher._stopping = True  # noqa: SLF001 - a death asks nobody
+        tasks = [*self._flusher._alone, *self._executor._refills, *self._renewals, self._flusher._task]  # noqa: SLF001
+        for hand in self._hands.all():
+            hand.abandon("killed")
+            tasks.append(hand.task)
+        begun = [task for task in tasks if task is not None]
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        await self._subscriptions.aclose()
+        await self._executor.drain(0.0)

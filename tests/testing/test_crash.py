@@ -1,0 +1,145 @@
+"""`h.crash`: a worker of a drain dies as a killed process does, and the next one goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepwell import Context, Done, HarnessError, Machine, Next, Status, step
+from stepwell.testing import POINTS, Harness
+from tests.conftest import MakeHarness
+from tests.testing.machines import Family, Greeting
+
+
+class Errand(Machine):
+    """Two steps that each leave a trace."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Next:
+        ctx.resources[0].record("start", attempt=ctx.attempt)
+        return Next(self.end)
+
+    @step
+    def end(self, ctx: Context[Any]) -> Done:
+        ctx.resources[0].record("end", attempt=ctx.attempt)
+        return Done(ctx.attempt)
+
+
+@pytest.fixture
+async def h(make_harness: MakeHarness) -> Harness:
+    resources: list[Harness] = []
+    h = await make_harness([Errand, Family, Greeting], resources=resources)
+    resources.append(h)
+    return h
+
+
+@pytest.mark.parametrize(
+    ("point", "starts", "begun"),
+    [
+        ("claimer.before_claim", ["start 0"], 0),
+        ("claimer.claimed", ["start 0"], 0),
+        ("executor.begun", ["start 1"], 1),
+        ("executor.returned", ["start 0", "start 1"], 1),
+        ("flusher.before_commit", ["start 0", "start 1"], 1),
+        ("flusher.committed", ["start 0"], 0),
+        ("timers.ticked", ["start 0"], 0),
+    ],
+)
+async def test_nothing_is_committed_beyond_the_point_and_the_next_worker_buries_the_dead(
+    h: Harness, point: str, starts: list[str], begun: int
+) -> None:
+    errand = await h.engine.start(Errand)
+    h.crash(point)
+
+    tally = await h.drain()
+
+    assert [f"{e.name} {e.facts['attempt']}" for e in h.effects] == [*starts, "end 0"]
+    assert (await errand.get()).status is Status.DONE
+    assert tally.crashes == 1
+    left = await h.sql("select * from stepwell.instances where status = 'executing'")
+    assert left == []
+
+
+async def test_a_crash_is_aimed_at_a_step_and_at_a_time(h: Harness) -> None:
+    for _ in range(3):
+        await h.engine.start(Errand)
+    h.crash("flusher.before_commit", step="Errand.end", nth=2)
+
+    tally = await h.drain()
+
+    assert [e.facts["attempt"] for e in h.effects if e.name == "end"].count(1) == 1
+    assert (tally.crashes, tally.ended) == (1, {Status.DONE: 3})
+
+
+async def test_several_crashes_in_one_drain(h: Harness) -> None:
+    errand = await h.engine.start(Errand)
+    h.crash("executor.begun", step="start")
+    h.crash("flusher.committed", step="start")
+    h.crash("flusher.before_commit", step="end")
+
+    tally = await h.drain()
+
+    await h.assert_done(errand, 1)
+    assert tally.crashes == 3
+
+
+async def test_a_crash_in_the_middle_of_a_spawn_leaves_all_children_or_none(h: Harness) -> None:
+    family = await h.engine.start(Family)
+    h.crash("flusher.before_commit", step="grow")
+
+    await h.drain(with_scheduled=True)
+
+    await h.assert_done(family, 2)
+    assert await h.sql("select count(*) from stepwell.instances where machine = 'Greeting'") == [(2,)]
+
+
+async def test_what_dies_says_nothing_to_the_database(h: Harness) -> None:
+    """The dead worker's lease is not ended by itself: its row says that it did not leave."""
+    await h.engine.start(Errand)
+    h.crash("flusher.before_commit")
+
+    await h.drain()
+
+    left = await h.sql("select has_left from stepwell.workers order by id")
+    assert [row["has_left"] for row in left] == [False, True]
+
+
+async def test_a_crash_that_does_not_happen_is_an_error(h: Harness) -> None:
+    await h.engine.start(Errand)
+    h.crash("flusher.committed", nth=3)
+
+    with pytest.raises(HarnessError, match=r"crash at 'flusher.committed', time 3 did not happen.* came by 2 times"):
+        await h.drain()
+
+
+async def test_two_harnesses_die_apart(make_harness: MakeHarness) -> None:
+    one, other = [await make_harness([Greeting]) for _ in range(2)]
+    for h in (one, other):
+        await h.engine.start(Greeting)
+    one.crash("flusher.before_commit")
+
+    tallies = await asyncio.gather(one.drain(), other.drain())
+
+    assert [tally.crashes for tally in tallies] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ("flusher.commited", "no point 'flusher.commited'; did you mean 'flusher.committed'?"),
+        ("nowhere", f"no point 'nowhere'; there are: {', '.join(POINTS)}"),
+        ("reaper.reaped", "a drain never reaches 'reaper.reaped'; let a real process die there"),
+    ],
+)
+def test_a_wrong_point_is_told(point: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"point|drain") as error:
+        Harness([Greeting]).crash(point)
+
+    assert message in str(error.value)
+
+
+def test_a_wrong_time_is_told() -> None:
+    with pytest.raises(ValueError, match="nth: expected a whole number from 1, got 0"):
+        Harness([Greeting]).crash("flusher.committed", nth=0)
