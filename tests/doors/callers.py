@@ -189,9 +189,9 @@ CALLERS: dict[str, type[Caller]] = {**ASYNC}
 
 
 @asynccontextmanager
-async def calling(name: str, harness: Harness) -> AsyncIterator[Caller]:
+async def calling(kind: type[Caller], harness: Harness) -> AsyncIterator[Caller]:
     """A caller of that driver, open and in its transaction."""
-    caller = CALLERS[name](harness)
+    caller = kind(harness)
     await caller.open()
     try:
         yield caller

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stepwell.testing import Harness
+from tests.doors.blocking_callers import BLOCKING
 from tests.doors.callers import CALLERS, Caller, calling
 from tests.doors.machines import Note, Order
 
@@ -18,8 +19,8 @@ async def h() -> AsyncIterator[Harness]:
         yield harness
 
 
-@pytest.fixture(params=CALLERS)
+@pytest.fixture(params=[*CALLERS, *BLOCKING])
 async def caller(request: pytest.FixtureRequest, h: Harness) -> AsyncIterator[Caller]:
     """Somebody's application with a transaction, once for each driver."""
-    async with calling(request.param, h) as made:
+    async with calling({**CALLERS, **BLOCKING}[request.param], h) as made:
         yield made

@@ -7,14 +7,21 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from stepwell.sync.relay import Relay
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Ask(Protocol):
-    """Has something done in the loop thread, and waits for it. `door` is its name in errors."""
+    """Has something done in the loop thread, and waits for it. `door` is its name in errors.
 
-    def __call__(self, door: str, act: Callable[[Any], Awaitable[R]], *, opened: bool = True) -> R: ...
+    `opened=False` leaves it to the act to open what it needs; `relay` has the caller's connection.
+    """
+
+    def __call__(
+        self, door: str, act: Callable[[Any], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
+    ) -> R: ...
 
 
 class Asking(Protocol):
@@ -40,11 +47,15 @@ def blocking(
 
     @wraps(method)
     def call(self: Asking, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        connection = kwargs.get("connection")
+        relay = None if connection is None else Relay(connection)
+        options = dict(kwargs) if relay is None else {**kwargs, "connection": relay}
+
         def act(twin: Any) -> Awaitable[R]:
-            given: Awaitable[R] = getattr(twin, name)(*args, **kwargs)
+            given: Awaitable[R] = getattr(twin, name)(*args, **options)
             return given
 
-        return self._ask(name, act, opened=opened)
+        return self._ask(name, act, opened=opened, relay=relay)
 
     return call
 

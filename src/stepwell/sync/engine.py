@@ -21,6 +21,7 @@ from stepwell.outcomes import Result
 from stepwell.sync.blocking import blocking, staying
 from stepwell.sync.handle import SyncHandle, handing, handing_each
 from stepwell.sync.insights import SyncInsights
+from stepwell.sync.relay import Relay
 from stepwell.sync.thread import wait_for
 from stepwell.sync.twin import Twin
 
@@ -93,12 +94,14 @@ class SyncEngine:
     ) -> None:
         self.close()
 
-    def _ask(self, door: str, act: Callable[[Engine], Awaitable[R]], *, opened: bool = True) -> R:
+    def _ask(
+        self, door: str, act: Callable[[Engine], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
+    ) -> R:
         """Have the twin act, and wait for it."""
         _refuse_loop(door, f"await engine.{door}(...)")
         with self._lock:  # so that nobody hands a call to a twin that is being closed
             answer = self._running().submit(act, opened=opened)
-        return wait_for(answer)
+        return wait_for(answer) if relay is None else relay.wait_for(answer)
 
     @contextmanager
     def _stay(self, door: str, context: Callable[[Engine], AbstractAsyncContextManager[R]]) -> Iterator[R]:

@@ -13,6 +13,7 @@ from stepwell.engine import Engine
 from stepwell.errors import Duplicate
 from stepwell.outcomes import Result, Result_co
 from stepwell.sync.blocking import Ask, Asking, blocking
+from stepwell.sync.relay import Relay
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,11 +42,15 @@ class SyncHandle(Generic[Result_co]):
         # Not wrapped like the others: a wrapper would not know whose result it is.
         return self._ask("result", lambda handle: handle.result(timeout))
 
-    def _ask(self, door: str, act: Callable[[Handle[Result_co]], Awaitable[R]], *, opened: bool = True) -> R:
+    def _ask(
+        self, door: str, act: Callable[[Handle[Result_co]], Awaitable[R]], *,
+        opened: bool = True, relay: Relay | None = None,
+    ) -> R:  # fmt: skip
         def ask(engine: Engine) -> Awaitable[R]:
-            return act(Handle(engine._doors, self.id, self.key, self._definition))  # noqa: SLF001 - as engine.start does
+            doors = engine._doors  # noqa: SLF001 - as engine.start hands them on
+            return act(Handle(doors, self.id, self.key, self._definition))
 
-        return self._ask_engine(f"handle({self.id}).{door}", ask, opened=opened)
+        return self._ask_engine(f"handle({self.id}).{door}", ask, opened=opened, relay=relay)
 
     def __repr__(self) -> str:
         return f"<SyncHandle #{self.id}>" if self.key is None else f"<SyncHandle #{self.id} {self.key!r}>"

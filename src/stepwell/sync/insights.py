@@ -9,6 +9,7 @@ from stepwell._core.records import Instance
 from stepwell.engine import Engine
 from stepwell.insights import MOST_PER_PAGE, Insights
 from stepwell.sync.blocking import Ask, blocking
+from stepwell.sync.relay import Relay
 
 R = TypeVar("R")
 
@@ -32,8 +33,10 @@ class SyncInsights:
             page = self.list(limit=MOST_PER_PAGE, after=page.next, **filters)
             yield from page.items
 
-    def _ask(self, door: str, act: Callable[[Insights], Awaitable[R]], *, opened: bool = True) -> R:
+    def _ask(
+        self, door: str, act: Callable[[Insights], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
+    ) -> R:
         def ask(engine: Engine) -> Awaitable[R]:
             return act(engine.insights)
 
-        return self._ask_engine(f"insights.{door}", ask, opened=opened)
+        return self._ask_engine(f"insights.{door}", ask, opened=opened, relay=relay)

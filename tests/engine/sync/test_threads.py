@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from stepwell import DatabaseUnreachable, Engine, EngineClosed, SettingError, SyncEngine
 from stepwell.sync.twin import Twin
+from tests.engine.sync.looks import PATIENCE, until
 from tests.engine.sync.machines import MACHINES, Doubled, Waiter, add
-
-PATIENCE = 30.0
 
 
 def test_many_threads_call_at_once_and_open_one_engine(engine: Engine) -> None:
@@ -83,7 +81,7 @@ def test_a_call_under_way_when_another_thread_closes_is_told_so(sync: SyncEngine
 
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(handle.result)
-        _until(lambda: bool(_twin(sync)._thread._calls))
+        until(lambda: bool(_twin(sync)._thread._calls))
         sync.close()
 
         with pytest.raises(EngineClosed, match=r"engine\.sync was closed while this call was under way"):
@@ -110,7 +108,7 @@ def test_ctrl_c_ends_the_waiting_and_cancels_the_call(sync: SyncEngine) -> None:
     main = threading.get_ident()
 
     def interrupt() -> None:
-        _until(lambda: bool(_twin(sync)._thread._calls))
+        until(lambda: bool(_twin(sync)._thread._calls))
         signal.pthread_kill(main, signal.SIGINT)
 
     try:
@@ -139,12 +137,3 @@ def test_an_engine_that_could_not_open_is_tried_again(url: str) -> None:
 def _twin(sync: SyncEngine) -> Twin:
     assert sync._twin is not None
     return sync._twin
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """Look until it holds; for threads, which can not use `eventually`."""
-    rest, deadline = threading.Event(), PATIENCE
-    while not condition():
-        rest.wait(0.01)
-        deadline -= 0.01
-        assert deadline > 0
