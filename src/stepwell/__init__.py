@@ -42,6 +42,7 @@ from stepwell.errors import (
     UnknownMachine,
     UnknownStep,
 )
+from stepwell.events import Event
 from stepwell.job import Job, job
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
@@ -61,6 +62,7 @@ __all__ = [
     "EmbeddedError",
     "Engine",
     "EngineClosed",
+    "Event",
     "Failure",
     "ForeignLoop",
     "Handle",

@@ -14,6 +14,7 @@ from stepwell._core.faults import Contention
 from stepwell._core.ranges import check_key, check_target, check_tenant
 from stepwell._core.records import Instance
 from stepwell._core.registry import Definition, Registry
+from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.notifier import Notifier
 from stepwell._store import doors, instances, machines, signals
 from stepwell._store.borrowed import borrow
@@ -35,10 +36,13 @@ CHUNK = 5_000
 class Client:
     """What `Engine` offers to those who start and signal instances."""
 
-    def __init__(self, database: Database, registry: Registry, notifier: Notifier, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, registry: Registry, notifier: Notifier, emitter: Emitter, settings: Settings
+    ) -> None:
         self._database = database
         self._registry = registry
         self._notifier = notifier
+        self._emitter = emitter
         self._settings = settings
         self._introduced: set[tuple[str, int]] = set()  # machines that the database knows from us
         self.waiting = Waiting(database, notifier, settings.tenant)
@@ -100,6 +104,7 @@ class Client:
             answers = await retried(lambda: self._insert_together(entries))
         if notify:
             self._announce([row for row in answers if isinstance(row, Started)])
+        self._emitter.started(entries, answers)
         return [row if isinstance(row, Duplicate) else row.id for row in answers]
 
     async def _introduce(self, entries: list[NewInstance]) -> None:
@@ -239,6 +244,8 @@ class Client:
                     return None
                 [delivery] = await signals.deliver(session, [sent])
         self._announce(started)
+        if started:
+            self._emitter.started([entry], started)
         if delivery.queue is not None:
             self._notifier.announce_work(delivery.queue)
         return delivery.target

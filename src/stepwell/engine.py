@@ -15,12 +15,15 @@ from stepwell import embedded, schema
 from stepwell._core.records import Instance
 from stepwell._core.registry import Registry
 from stepwell._runtime.caller import Around
+from stepwell._runtime.emitter import Emitter
+from stepwell._runtime.hooks import Hooks
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
 from stepwell.client import Client, Handle, IfExists
 from stepwell.config import Settings, load_settings
 from stepwell.errors import DefinitionError, Duplicate, EngineClosed, NoDatabase, NoTarget
+from stepwell.events import Callback, Events, Hooked
 from stepwell.insights import Insights
 from stepwell.job import Job
 from stepwell.machine import Machine
@@ -61,6 +64,8 @@ class Engine:
             check_url(self._dsn)
         elif not embedded.installed():
             raise NoDatabase
+        self._hooks = Hooks()
+        self._emitter = Emitter(self._hooks)
         self._open: AsyncExitStack | None = None
         self._database: Database | None = None
         self._client: Client | None = None
@@ -264,6 +269,27 @@ class Engine:
         """
         return self._doors.handle(instance_id, machine)
 
+    @overload
+    def on(self, events: Events, /) -> Callable[[Hooked], Hooked]: ...
+    @overload
+    def on(self, events: Events, callback: Callback, /) -> Callable[[], None]: ...
+    def on(self, events: Events, callback: Callback | None = None, /) -> Any:
+        """Call back on an event, several, or "all": `@engine.on("failed")`, or `engine.on("failed", tell)`.
+
+        The second form returns a function that takes it off again. Callbacks run in a thread of their own, one after
+        the other, and can not change or delay what the engine does; events are dropped if they are too slow.
+        """
+        return self._hooks.adder(events) if callback is None else self._hooks.add(events, callback)
+
+    def off(self, callback: Callback) -> None:
+        """Take a callback off every event it was hooked to."""
+        self._hooks.remove(callback)
+
+    @property
+    def dropped_events(self) -> int:
+        """Events that callbacks were too slow for."""
+        return self._hooks.dropped
+
     @property
     def insights(self) -> Insights:
         """Lists and figures for operators."""
@@ -303,8 +329,8 @@ class Engine:
         self._opened.check_loop()
         async with self._entered_resources() as resources:
             yield kind(
-                database=database, registry=self._registry, notifier=notifier, settings=settings,
-                resources=resources, around_sync_steps=self._around_sync_steps,
+                database=database, registry=self._registry, notifier=notifier, emitter=self._emitter,
+                settings=settings, resources=resources, around_sync_steps=self._around_sync_steps,
             )  # fmt: skip
 
     @asynccontextmanager
@@ -321,6 +347,7 @@ class Engine:
             self._database.check_loop()
             return
         stack = AsyncExitStack()
+        stack.push_async_callback(self._hooks.close)  # last: what the others still do is told
         try:
             dsn = self._dsn if self._dsn is not None else await _join_embedded(stack)
             database = Database(dsn)
@@ -333,7 +360,7 @@ class Engine:
             await stack.aclose()
             raise
         self._open, self._database, self._notifier = stack, database, notifier
-        self._client = Client(database, self._registry, notifier, self.settings)
+        self._client = Client(database, self._registry, notifier, self._emitter, self.settings)
 
     def _twin(self) -> Engine:
         """The same engine, not open: for another event loop."""

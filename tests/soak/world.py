@@ -50,7 +50,7 @@ class Node:
         await self._database.open()
         self.worker = Worker(
             database=self._database, registry=self.engine._registry, notifier=self.engine._notifier,
-            settings=self.engine.settings, resources=self._resources,
+            emitter=self.engine._emitter, settings=self.engine.settings, resources=self._resources,
         )  # fmt: skip
         await self.worker.start()
         await clones.query(self._url, STEADY, self.worker.id)

@@ -120,7 +120,7 @@ class Contest:
         """The client's doors, through that connection only."""
         engine = self.harness.engine
         assert engine._notifier is not None
-        return Client(contestant, self.registry, engine._notifier, engine.settings)  # type: ignore[arg-type]
+        return Client(contestant, self.registry, engine._notifier, engine._emitter, engine.settings)  # type: ignore[arg-type]
 
     def entries(self, *entries: Any) -> list[NewInstance]:
         return admit_many(self.registry, entries, tenant="", max_payload=10_000)

@@ -1,4 +1,4 @@
-"""Tells, after a commit, who may go on by it: claimers, timers, and clients that wait."""
+"""Tells, after a commit, who may go on by it: claimers, timers, and clients that wait; and whoever hooked it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from stepwell._core.commits import Commit
 from stepwell._core.status import Hold, Status
+from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.notifier import Notifier
 from stepwell._store.flushes import Flushed
 
@@ -14,8 +15,9 @@ from stepwell._store.flushes import Flushed
 class Announcer:
     """What has become durable, said to this process and to the others. Hints only: polling is the floor."""
 
-    def __init__(self, notifier: Notifier, expect_due: Callable[[float], None]) -> None:
+    def __init__(self, notifier: Notifier, emitter: Emitter, expect_due: Callable[[float], None]) -> None:
         self._notifier = notifier
+        self._emitter = emitter
         self._expect_due = expect_due
 
     def committed(self, commits: Iterable[Commit], flushed: Flushed) -> None:
@@ -36,6 +38,7 @@ class Announcer:
                 self._notifier.announce_settled(row.id)
         for queue, count in wakes.items():
             self._notifier.announce_work(queue, count)
+        self._emitter.committed(by_id, flushed)
 
     def landed(self, commit: Commit) -> None:
         """Say what the lost answer to a commit would have told."""
@@ -45,3 +48,8 @@ class Announcer:
             self._notifier.announce_work(queue)
         if commit.status.is_settled:
             self._notifier.announce_settled(commit.claim.id)
+        self._emitter.landed(commit)
+
+    def stale(self, commit: Commit) -> None:
+        """Say that an outcome was dropped: its claim was no longer ours."""
+        self._emitter.stale(commit)

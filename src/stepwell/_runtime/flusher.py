@@ -171,6 +171,7 @@ class Flusher(Service):
                 self._answer(entry, Verdict.COMMITTED)
             else:
                 log.warning("flusher: %s: stale, its claim is no longer ours", entry.commit.claim.label)
+                self._announcer.stale(entry.commit)
                 self._answer(entry, Verdict.STALE)
 
     def _bring_again(self, entry: _Entry) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from stepwell import _probes
 from stepwell._core.status import Status
+from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.tally import Tally
@@ -28,6 +29,7 @@ class Reaper(Service):
         *,
         database: Database,
         notifier: Notifier,
+        emitter: Emitter,
         lease: Lease,
         tally: Tally,
         every: timedelta,
@@ -37,6 +39,7 @@ class Reaper(Service):
         super().__init__("reaper")
         self._database = database
         self._notifier = notifier
+        self._emitter = emitter
         self._lease = lease
         self._tally = tally
         self._every = every.total_seconds()
@@ -72,7 +75,7 @@ class Reaper(Service):
         self._wake(await keys.free_idle(self._database))
         self._wake(await instances.unhold_version(self._database))
 
-    def report(self, reaped: Iterable[Reaped], freed: Iterable[str]) -> None:
+    def report(self, reaped: Sequence[Reaped], freed: Iterable[str]) -> None:
         """Count what was reaped, wake its queues and those of others that go on by it, tell who waits for its end."""
         for row in reaped:
             self._tally.reaped += 1
@@ -81,6 +84,7 @@ class Reaper(Service):
             if row.watched and row.status.is_settled:
                 self._notifier.announce_settled(row.id)
         self._wake([*freed, *(row.queue for row in reaped if row.status is Status.RUNNABLE)])
+        self._emitter.reaped(reaped)
 
     def _wake(self, queues: Iterable[str]) -> None:
         for queue in set(queues):

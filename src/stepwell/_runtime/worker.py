@@ -13,6 +13,7 @@ from stepwell._core.registry import Registry
 from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.caller import Around
 from stepwell._runtime.claimer import Claimer
+from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.executor import Executor
 from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.hands import Hands
@@ -39,6 +40,7 @@ class Worker:
         database: Database,
         registry: Registry,
         notifier: Notifier,
+        emitter: Emitter,
         settings: Settings,
         resources: Any,
         around_sync_steps: Around | None = None,
@@ -47,6 +49,7 @@ class Worker:
         self._database = database
         self._registry = registry
         self._notifier = notifier
+        self._emitter = emitter
         self._settings = settings
         self._hands = Hands()
         self._lanes = Lanes(settings.queues)
@@ -62,7 +65,7 @@ class Worker:
             database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
             poll=settings.poll, max_poll=settings.max_poll,
         )  # fmt: skip
-        announcer = Announcer(self._notifier, self._timers.expect)
+        announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
         self._executor = Executor(
             database=self._database, registry=self._registry, flusher=self._flusher, hands=self._hands,
@@ -75,8 +78,9 @@ class Worker:
             min_demand=settings.min_demand,
         )  # fmt: skip
         self._reaper = Reaper(
-            database=self._database, notifier=self._notifier, lease=self._lease, tally=self.tally,
-            every=settings.reap, max_crashes=settings.max_crashes, forget_versions=self._claimer.forget_versions,
+            database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
+            tally=self.tally, every=settings.reap, max_crashes=settings.max_crashes,
+            forget_versions=self._claimer.forget_versions,
         )  # fmt: skip
         self._pruner = Pruner(self._database, settings.prune)
         self._heartbeat = Heartbeat(

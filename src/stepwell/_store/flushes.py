@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from stepwell._core.commits import Commit
+from stepwell._core.entries import NewInstance
 from stepwell._core.status import Status
 from stepwell._store import children, instances, keys, signals
 from stepwell._store.database import Database, Session
-from stepwell._store.instances import Committed
+from stepwell._store.instances import Committed, Started
+
+Spawned = tuple[Commit, int, NewInstance]
+"""The commit of a spawn, the index of a child, and the child."""
 
 
 @dataclass(slots=True)
@@ -20,6 +24,7 @@ class Flushed:
     committed: list[Committed]
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
+    spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
 
 
 async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None) -> Flushed:
@@ -92,6 +97,7 @@ async def _spawn(session: Session, landed: list[Commit], rows: dict[int, Committ
     parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
     started = await instances.start_keyed(session, [child for _, _, child in entries], parents)
     flushed.freed_queues += [row.queue for row in started if not row.later]
+    flushed.spawned = entries, started
     flushed.has_later_children = any(row.later for row in started)
     counts = {commit.claim.id: 0 for commit in landed}
     for row in started:

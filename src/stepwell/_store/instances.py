@@ -74,6 +74,15 @@ class Reaped:
     queue: str
     watched: bool
     begun: bool
+    machine: str
+    version: int
+    step: str
+    tenant: str
+    key: str | None
+    attempt: int
+    worker_id: int  # of the dead
+    parent_id: int | None
+    failure: str | None  # why it failed, if it did
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +257,7 @@ async def reap(db: Database, lost: Sequence[Carried], max_crashes: int) -> tuple
         ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
         freed = await children.join(session, ends) if ends else []
         freed += await keys.free(session, held) if held else []
-    reaped = [Reaped(id_, Status(status), queue, watched, begun) for id_, status, queue, watched, begun, *_ in rows]
-    return reaped, freed
+    return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _ in rows], freed
 
 
 async def hold_foreign(db: Queryable, ids: Sequence[int]) -> list[int]:

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from threading import RLock
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 from weakref import WeakSet
 
 from stepwell.config import Settings
 from stepwell.engine import Engine
 from stepwell.errors import InsideLoop
+from stepwell.events import Callback, Events, Hooked
 from stepwell.job import Job
 from stepwell.machine import Machine
 from stepwell.outcomes import Result
@@ -64,6 +65,23 @@ class SyncEngine:
     def insights(self) -> SyncInsights:
         """Lists and figures for operators."""
         return SyncInsights(self._ask)
+
+    @overload
+    def on(self, events: Events, /) -> Callable[[Hooked], Hooked]: ...
+    @overload
+    def on(self, events: Events, callback: Callback, /) -> Callable[[], None]: ...
+    def on(self, events: Events, callback: Callback | None = None, /) -> Any:
+        """Call back on an event, as `engine.on` does: the engine and its blocking twin share their hooks."""
+        return self._engine.on(events) if callback is None else self._engine.on(events, callback)
+
+    def off(self, callback: Callback) -> None:
+        """Take a callback off every event it was hooked to."""
+        self._engine.off(callback)
+
+    @property
+    def dropped_events(self) -> int:
+        """Events that callbacks were too slow for."""
+        return self._engine.dropped_events
 
     def handle(
         self, instance_id: int, machine: Job[..., Result] | type[Machine] | str | None = None

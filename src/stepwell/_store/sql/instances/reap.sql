@@ -8,8 +8,8 @@
 --   that it does not fit, and be taken from the live one for having none.
 -- Index: the primary key, driven from the ids (|| '' and any (array[…]): see commit.sql).
 -- Locks: the rows, skip locked. Writes side rows only for what it failed.
--- Returns: what was reaped: id, status, queue, whether a client waits, whether the step had begun,
---   and the parent at which its end is to be counted.
+-- Returns: what was reaped: id, status, queue, whether a client waits, whether the step had begun, what it is and
+--   from whom it was taken, why it failed, and the parent at which its end is to be counted.
 with dead as materialized (
   select i.id, i.fence, coalesce(w.has_left, false) as has_left,
          coalesce(i.claimed_at <= w.begun_at and not i.id = any (w.waiting), false) as begun
@@ -18,7 +18,7 @@ with dead as materialized (
   where i.id = any ($1::bigint[]) and i.status || '' = 'executing'
     and (w.id is null or w.lease_until <= pg_catalog.now())
 ), lost as materialized (
-  select d.id, i.joined as was_joined, d.begun, d.begun and not d.has_left as crashed
+  select d.id, i.worker_id, i.joined as was_joined, d.begun, d.begun and not d.has_left as crashed
   from dead d join stepwell.instances i on i.id = any (array[d.id])
   where i.fence = d.fence and i.status || '' = 'executing'
   for no key update of i skip locked
@@ -34,16 +34,18 @@ with dead as materialized (
       updated_at = stepwell.now()
   from lost l
   where i.id = any (array[l.id])
-  returning i.id, i.status, i.queue, i.watched, i.step, i.crashes, l.begun,
+  returning i.id, i.status, i.queue, i.watched, l.begun, i.machine, i.version, i.step, i.tenant, i.key, i.attempt,
+            l.worker_id, i.parent_id,
+            case when i.status = 'failed'
+                 then format('step %L ended its worker %s times in a row (max_crashes)', i.step, i.crashes)
+            end as failure,
             case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round
 ), stored as (
   update stepwell.instance_data d
-  set error = jsonb_build_object(
-        'type', 'CrashLoop',
-        'message', format('step %L ended its worker %s times in a row (max_crashes)', r.step, r.crashes),
-        'traceback', null)
+  set error = jsonb_build_object('type', 'CrashLoop', 'message', r.failure, 'traceback', null)
   from reaped r
   where d.id = any (array[r.id]) and r.status = 'failed'
 )
-select id, status, queue, watched, begun, joins, parent_round
+select id, status, queue, watched, begun, machine, version, step, tenant, key, attempt, worker_id, parent_id, failure,
+       joins, parent_round
 from reaped

@@ -1,0 +1,117 @@
+"""Makes events of what has happened, for whoever hooked them. Unhooked, each of these is one look at an empty set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from stepwell._core.codec import decode_value
+from stepwell._core.commits import Commit
+from stepwell._core.entries import NewInstance
+from stepwell._core.status import Hold, Status
+from stepwell._runtime.hooks import Hooks
+from stepwell._store.flushes import Flushed
+from stepwell._store.instances import Reaped, Started
+from stepwell.events import Event, EventName, OutcomeName
+
+
+class Emitter:
+    """One per engine; its client and its workers tell it what is durable by now."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+
+    def started(self, entries: Sequence[NewInstance], answers: Sequence[object]) -> None:
+        """Instances were stored; an answer that is not Started is a duplicate's."""
+        if "started" in self._hooks.wanted:
+            rows = [(entry, row) for entry, row in zip(entries, answers, strict=True) if isinstance(row, Started)]
+            now = datetime.now(UTC)
+            self._hooks.put(rows, lambda pair: _start(*pair, None, now))
+
+    def committed(self, commits: Mapping[int, Commit], flushed: Flushed) -> None:
+        """Outcomes are durable, and the children of spawns among them."""
+        wanted = self._hooks.wanted
+        if not wanted:
+            return
+        now = datetime.now(UTC)
+        outcomes = [
+            (commits[row.id], row.status, row.queue)
+            for row in flushed.committed
+            if "committed" in wanted or row.status is Status.FAILED
+        ]
+        self._put_outcomes(outcomes, now)
+        if "started" in wanted and flushed.spawned is not None:
+            entries, rows = flushed.spawned
+            children = [(entries[row.position], row) for row in rows]
+            self._hooks.put(children, lambda pair: _start(pair[0][2], pair[1], pair[0][0].claim.id, now))
+
+    def landed(self, commit: Commit) -> None:
+        """An outcome is durable whose answer was lost: what its children are called is not known."""
+        if self._hooks.wanted:
+            self._put_outcomes([(commit, commit.status, commit.queue)], datetime.now(UTC))
+
+    def stale(self, commit: Commit) -> None:
+        """An outcome was dropped."""
+        if "stale" in self._hooks.wanted:
+            self._hooks.put([commit], lambda dropped: _outcome("stale", dropped, None, None, datetime.now(UTC)))
+
+    def reaped(self, rows: Sequence[Reaped]) -> None:
+        """Rows were taken from dead workers, and some of them failed by it."""
+        wanted = self._hooks.wanted
+        if not wanted:
+            return
+        now = datetime.now(UTC)
+        if "reaped" in wanted:
+            self._hooks.put(rows, lambda row: _reap("reaped", row, now))
+        if "failed" in wanted:
+            self._hooks.put([row for row in rows if row.failure is not None], lambda row: _reap("failed", row, now))
+
+    def _put_outcomes(self, outcomes: Sequence[tuple[Commit, Status, str | None]], now: datetime) -> None:
+        ran = [one for one in outcomes if one[0].hold is not Hold.UNFIT]  # what was put aside has not run
+        if "committed" in self._hooks.wanted:
+            self._hooks.put(ran, lambda one: _outcome("committed", *one, now))
+        if "failed" in self._hooks.wanted:
+            ended = [one for one in ran if one[1] is Status.FAILED]
+            self._hooks.put(ended, lambda one: _outcome("failed", *one, now))
+
+
+def _start(entry: NewInstance, row: Started, parent_id: int | None, now: datetime) -> Event:
+    return Event(
+        name="started", at=now, id=row.id, key=entry.key, tenant=entry.tenant, machine=entry.machine,
+        version=entry.version, step=entry.step, queue=row.queue, attempt=0, status=Status.RUNNABLE,
+        parent_id=parent_id,
+    )  # fmt: skip
+
+
+def _outcome(name: EventName, commit: Commit, status: Status | None, queue: str | None, now: datetime) -> Event:
+    claim = commit.claim
+    error = {} if commit.error is None else decode_value(commit.error)
+    goes_on = status is not None and not status.is_terminal
+    return Event(
+        name=name, at=now, id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine,
+        version=commit.version, step=claim.step, queue=queue or claim.queue, attempt=claim.attempt, status=status,
+        outcome=_outcome_name(commit), next_step=commit.step if goes_on else None, error_type=error.get("type"),
+        error_message=error.get("message"), worker_id=claim.worker_id, parent_id=claim.parent_id,
+    )  # fmt: skip
+
+
+def _outcome_name(commit: Commit) -> OutcomeName:
+    match commit.status:
+        case Status.DONE:
+            return "Done"
+        case Status.FAILED:
+            return "Stop"
+        case Status.AWAITING_SIGNAL:
+            return "Await"
+        case _ if commit.children is not None:
+            return "Spawn"
+        case _:
+            return "Retry" if commit.keeps_awaits else "Next"
+
+
+def _reap(name: EventName, row: Reaped, now: datetime) -> Event:
+    return Event(
+        name=name, at=now, id=row.id, key=row.key, tenant=row.tenant, machine=row.machine, version=row.version,
+        step=row.step, queue=row.queue, attempt=row.attempt, status=row.status, worker_id=row.worker_id,
+        parent_id=row.parent_id, error_type=None if row.failure is None else "CrashLoop", error_message=row.failure,
+    )  # fmt: skip
