@@ -5,10 +5,10 @@ WORKERS ?= 4 # test processes; most tests wait for something, so there are more 
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak check schema clean
+.PHONY: help venv demo test soak django6 check schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP) ## Create .venv with everything for development
 
@@ -21,6 +21,9 @@ test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)
 
+django6: ## Run the tests of the Django app under Django 6, on Python 3.12 or newer if there is one
+	bash .ci/django6 $(ARGS)
+
 check: $(STAMP) ## Lint, types, and which way imports point
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m mypy
@@ -30,7 +33,7 @@ schema: ## Say how schema.sql is made again after a migration was added
 	@echo '.venv/bin/python -m tests.support.dump_schema > src/stepwell/_store/schema.sql'
 
 clean: ## Remove the virtualenv, caches and what was built
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-django6 .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml

@@ -4,9 +4,10 @@ The conventions of a page, which are all a writer has to know:
 
     ```python            is executed, together with the other blocks of its page, in order
     ```text              right after it is what the block prints
-    # shop.py            as the first line of a python block: the block is also saved under that name
+    # shop.py            as the first line of a python block: the block is also saved under that name, or `shop/app.py`
     ```console           holds commands after "$ "; those of `stepwell` are parsed by the real command line
     ```sql               runs on an empty schema
+    <!-- own process: … -->  anywhere on the page: its blocks run in a process of their own, and here is why
     <!-- not run: … -->  on the line above a python block: it is only compiled, and here is why
 """
 
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
-_FILE = re.compile(r"# (\w+\.py)$")
+_FILE = re.compile(r"# ([\w/]+\.py)$")
+_OWN_PROCESS = re.compile(r"^<!-- own process: (.+?) -->$", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$")
 _LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)(?: \"[^\"]*\")?\)")
 _CODE = re.compile(r"`[^`\n]*`")
@@ -53,6 +55,11 @@ def pages() -> list[Path]:
     """Every page of the documentation; the decisions are records of their day and not checked."""
     found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(page for page in found if ROOT / "docs" / "decisions" not in page.parents)
+
+
+def needs_own_process(page: Path) -> bool:
+    """Whether the page says that its blocks can not share a process with those of others."""
+    return _OWN_PROCESS.search(page.read_text("utf-8")) is not None
 
 
 @cache

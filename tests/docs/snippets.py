@@ -7,12 +7,13 @@ import asyncio
 import io
 import sys
 import types
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from inspect import CO_COROUTINE
 from pathlib import Path
 
-from tests.docs.pages import Block, blocks
+from tests.docs.pages import ROOT, Block, blocks
 
 
 async def run_page(page: Path, folder: Path) -> None:
@@ -27,6 +28,15 @@ async def run_page(page: Path, folder: Path) -> None:
                 assert printed == following.text, f"{block.where}: printed {printed!r}, shown is {following.text!r}"
 
 
+async def run_page_apart(page: Path, folder: Path) -> None:
+    """The same in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.docs.snippets", str(page), str(folder), cwd=ROOT, stdout=PIPE, stderr=STDOUT
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+
 async def _run(block: Block, module: types.ModuleType, folder: Path) -> str:
     """Run one block and return what it printed; a block marked as not run is only compiled."""
     source = "\n" * block.line + block.text  # so that tracebacks name the line of the page
@@ -34,7 +44,7 @@ async def _run(block: Block, module: types.ModuleType, folder: Path) -> str:
     if block.not_run is not None:
         return ""
     if block.file_name is not None:
-        (folder / block.file_name).write_text(block.text, "utf-8")
+        _save(block, folder)
     output = io.StringIO()
     with redirect_stdout(output):
         if code.co_flags & CO_COROUTINE:
@@ -42,6 +52,12 @@ async def _run(block: Block, module: types.ModuleType, folder: Path) -> str:
         else:
             await asyncio.to_thread(eval, code, vars(module))  # as a script, where no loop runs
     return output.getvalue()
+
+
+def _save(block: Block, folder: Path) -> None:
+    saved = folder / str(block.file_name)
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    saved.write_text(block.text, "utf-8")
 
 
 @contextmanager
@@ -67,3 +83,11 @@ def _importable(folder: Path) -> Iterator[None]:
         for name in set(sys.modules) - before:
             if (folder / f"{name}.py").exists():
                 del sys.modules[name]
+
+
+if __name__ == "__main__":
+    _page, _folder = Path(sys.argv[1]), Path(sys.argv[2])
+    for _block in blocks(_page):
+        if _block.file_name is not None:  # a framework that is set up looks at all files of a project at once
+            _save(_block, _folder)
+    asyncio.run(run_page(_page, _folder))

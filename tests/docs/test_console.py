@@ -19,7 +19,7 @@ from tests.conftest import MakeHarness
 from tests.docs.pages import ROOT, Block, blocks, pages, rows
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-OTHERS = {"pip", "pytest", "make", "kill", ".ci/run", "git"}
+OTHERS = {"pip", "pytest", "make", "kill", ".ci/run", "git", "python"}
 PATIENCE = 60.0
 ORDER = '{"items": ["teapot", "cup", "spoon"], "seconds": 1}'  # as in the tutorial, but in less time
 
@@ -42,6 +42,16 @@ def test_every_stepwell_command_on_a_page_parses(command: list[str]) -> None:
 
     assert command[0] in COMMANDS
     assert callable(args.run)
+
+
+@pytest.mark.parametrize("command", [
+    pytest.param(words[3:], id=f"{block.where} {shlex.join(words)}")
+    for block, words in _commands() if words[:3] == ["python", "manage.py", "stepwell"]
+])  # fmt: skip
+def test_every_command_of_a_django_project_on_a_page_parses(command: list[str]) -> None:
+    parser = _build_parser(command[0], "manage.py stepwell", "stepwell.contrib.django:engine")
+
+    assert callable(parser.parse_args(command).run)
 
 
 def test_every_other_command_on_a_page_is_one_that_readers_have() -> None:

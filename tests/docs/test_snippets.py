@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from tests.conftest import MakeHarness
-from tests.docs.pages import ROOT, blocks, pages
-from tests.docs.snippets import run_page
+from tests.docs.pages import ROOT, blocks, needs_own_process, pages
+from tests.docs.snippets import run_page, run_page_apart
 
 MOST_NOT_RUN = 3
+
+
+def libpq_environment(url: str) -> dict[str, str]:
+    """The variables by which other drivers than ours find the same database."""
+    parts, query = urlsplit(url), dict(parse_qsl(urlsplit(url).query))
+    found = {
+        "PGDATABASE": parts.path[1:], "PGUSER": parts.username, "PGPASSWORD": parts.password,
+        "PGHOST": query.get("host") or parts.hostname, "PGPORT": query.get("port") or parts.port,
+    }  # fmt: skip
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def _with_python() -> list[Path]:
@@ -25,7 +36,12 @@ async def test_every_python_block_runs_and_prints_what_the_page_says(
     monkeypatch.setenv("STEPWELL_DATABASE_URL", h.url)
     monkeypatch.chdir(tmp_path)
 
-    await run_page(page, tmp_path)
+    if needs_own_process(page):
+        for name, value in libpq_environment(h.url).items():
+            monkeypatch.setenv(name, value)
+        await run_page_apart(page, tmp_path)
+    else:
+        await run_page(page, tmp_path)
 
 
 def test_few_python_blocks_are_not_run_and_each_says_why() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys
 from stepwell._store.database import Database, Queryable, Row, Session
+from stepwell._store.statements import statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,11 @@ async def read(db: Queryable, ids: Sequence[int]) -> list[Instance]:
     return [_instance(row) for row in await db.fetch("instances/read", ids)]
 
 
+def read_over(send: Callable[[str, list[int]], Sequence[Mapping[str, Any]]], ids: list[int]) -> list[Instance]:
+    """The same over somebody else's connection: `send` runs a statement, whose placeholder is %s, with the ids."""
+    return [_instance(row) for row in send(statement("instances/read").replace("$1", "%s"), ids)]
+
+
 async def find_key(db: Queryable, tenant: str, key: str) -> int | None:
     rows = await db.fetch("instances/find_key", tenant, key)
     return rows[0]["id"] if rows else None
@@ -330,7 +336,7 @@ async def list_page(db: Queryable, wanted: Filter, *, below: int | None, limit: 
     return [_instance(row) for row in rows]
 
 
-def _instance(row: Row) -> Instance:
+def _instance(row: Row | Mapping[str, Any]) -> Instance:
     fields: dict[str, Any] = dict(row)
     error = fields["error"]
     fields |= {

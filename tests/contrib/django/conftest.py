@@ -12,13 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import django
 import pytest
+from django.core.management import call_command
+from django.db import connections
 
 from stepwell._store import clones
+from stepwell.contrib.django import engine, make_engine
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing.harness import SERVER_SETTINGS
 
 PROJECT = Path(__file__).parent / "project"
+Tasks = Any  # the module of the project's tasks
 T = TypeVar("T")
 
 
@@ -48,17 +53,15 @@ def empty_database() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def project() -> Iterator[str]:
     """Django, set up and migrated in this process; the URL of its database."""
-    with empty_database() as url, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BOOKSHOP_DATABASE_URL", url)
-        patch.setenv("DJANGO_SETTINGS_MODULE", "bookshop_settings")
-        patch.syspath_prepend(PROJECT)
-        import django  # noqa: PLC0415 - set up here, once per process
-        from django.core.management import call_command  # noqa: PLC0415
-        from django.db import connections  # noqa: PLC0415
-
-        django.setup()
+    with empty_database() as url, pytest.MonkeyPatch.context() as path:
+        path.syspath_prepend(PROJECT)
+        with pytest.MonkeyPatch.context() as patch:  # only now: a process that another test starts has its own
+            patch.setenv("BOOKSHOP_DATABASE_URL", url)
+            patch.setenv("DJANGO_SETTINGS_MODULE", "bookshop_settings")
+            django.setup()
         call_command("migrate", verbosity=0)
         yield url
+        engine.sync.close()
         connections.close_all()
 
 
@@ -66,6 +69,28 @@ def project() -> Iterator[str]:
 def empty_url() -> Iterator[str]:
     with empty_database() as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def tasks(project: str) -> Tasks:
+    """The module of the project's tasks."""
+    from bookshop import tasks  # noqa: PLC0415 - importable once the project is set up
+
+    return tasks
+
+
+@pytest.fixture(scope="module")
+def worker(project: str) -> Iterator[Any]:
+    """A worker for the queue `default`."""
+    with make_engine().sync as sync, sync.worker({"default": 4}) as worker:
+        yield worker
+
+
+def ended(result: Any) -> Any:
+    """Wait for the end of a task, and read its result again."""
+    engine.sync.wait(int(result.id), timeout=30)
+    result.refresh()
+    return result
 
 
 def environment(url: str, **more: str) -> dict[str, str]:

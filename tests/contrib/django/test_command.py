@@ -53,8 +53,9 @@ def test_a_worker_of_stepwells_own_command_line_sets_django_up(project: str) -> 
 
 
 def test_flags_of_manage_itself_are_not_handed_over_and_errors_have_stepwells_exit_code(
-    project: str, capsys: pytest.CaptureFixture[str]
+    project: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "")  # which manage.py sets, for the whole process
     utility = ManagementUtility(
         ["manage.py", "stepwell", "show", "999999", "--settings=bookshop_settings", "--pythonpath", str(PROJECT)]
     )

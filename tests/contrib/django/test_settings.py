@@ -87,10 +87,9 @@ def test_a_near_miss_is_offered() -> None:
 
 def test_a_bad_setting_is_an_error_of_manage_check() -> None:
     with override_settings(STEPWELL={"LEESE": 5}):
-        messages = run_checks()
+        [told] = [message.msg for message in run_checks() if message.id == "stepwell.E001"]
 
-    assert [message.id for message in messages] == ["stepwell.E001"]
-    assert "STEPWELL['LEESE']" in messages[0].msg
+    assert "STEPWELL['LEESE']" in told
 
 
 def test_a_project_that_is_in_order_has_nothing_to_check() -> None:
@@ -128,7 +127,7 @@ def test_two_machines_of_one_name_are_an_error_that_checks_show() -> None:
     with override_settings(STEPWELL={"MACHINES": [post_parcel, twin]}):
         with pytest.raises(DefinitionError, match="two machines are called 'post_parcel'"):
             make_engine()
-        assert [message.id for message in run_checks()] == ["stepwell.E001"]
+        assert "stepwell.E001" in [message.id for message in run_checks()]
 
 
 def test_without_django_the_import_says_what_to_install(project: str) -> None:

@@ -28,3 +28,7 @@ if django.VERSION < (6,):
     INSTALLED_APPS.append("django_tasks")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 STEPWELL = {"MACHINES": ["bookshop.posting.post_parcel"], "QUEUES": {"default": 10, "mail": 2}}
+TASKS = {
+    "default": {"BACKEND": "stepwell.contrib.django.tasks.StepwellBackend", "QUEUES": ["default", "mail"]},
+    "patient": {"BACKEND": "stepwell.contrib.django.tasks.StepwellBackend", "OPTIONS": {"max_attempts": 3}},
+}
