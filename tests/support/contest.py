@@ -21,6 +21,7 @@ from stepwell._store.statements import statement
 from stepwell._store.translation import translated
 from stepwell._store.workers import Place
 from stepwell.client import Client
+from stepwell.operating import Operating
 from stepwell.testing import Harness
 from tests.support.waiting import eventually
 
@@ -121,6 +122,10 @@ class Contest:
         engine = self.harness.engine
         assert engine._notifier is not None
         return Client(contestant, self.registry, engine._notifier, engine._emitter, engine.settings)  # type: ignore[arg-type]
+
+    def operating(self, contestant: Contestant) -> Operating:
+        """The operator's doors, through that connection only."""
+        return self.client(contestant).operating
 
     def entries(self, *entries: Any) -> list[NewInstance]:
         return admit_many(self.registry, entries, tenant="", max_payload=10_000)

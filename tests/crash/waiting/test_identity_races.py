@@ -148,7 +148,7 @@ async def test_a_retry_that_waited_for_a_new_holder_of_its_key_is_a_duplicate_of
     await starting.begin()
     [holder] = await start(contest, starting, "k")
 
-    retry = await contest.blocked(retrying, contest.client(retrying).retry(failed, None, by=None, tenant=None))
+    retry = await contest.blocked(retrying, contest.operating(retrying).retry(failed, None, by=None, tenant=None))
     await starting.commit()
 
     with pytest.raises(Duplicate) as caught:
@@ -163,7 +163,7 @@ async def test_a_retry_goes_on_if_the_new_holder_of_its_key_is_rolled_back(conte
     await starting.begin()
     await start(contest, starting, "k")
 
-    retry = await contest.blocked(retrying, contest.client(retrying).retry(failed, None, by=None, tenant=None))
+    retry = await contest.blocked(retrying, contest.operating(retrying).retry(failed, None, by=None, tenant=None))
     await starting.rollback()
 
     assert await retry is True
@@ -174,7 +174,7 @@ async def test_a_start_that_waited_for_a_retry_is_a_duplicate_of_the_retried(con
     starting, retrying = await contest.join()
     failed = await failed_holder(contest, starting)
     await retrying.begin()
-    assert await contest.client(retrying).retry(failed, None, by=None, tenant=None)
+    assert await contest.operating(retrying).retry(failed, None, by=None, tenant=None)
 
     starts = await contest.blocked(starting, start(contest, starting, "k"))
     await retrying.commit()

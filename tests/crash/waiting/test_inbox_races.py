@@ -128,7 +128,7 @@ async def test_an_inbox_is_not_emptied_under_who_was_restarted_and_signalled_in_
     claim = await contest.executing(finishing)
     await signals.deliver(operator, [paid(claim.id)])  # the claim does not know of it: its end is a plain one
     assert [row.has_inbox for row in await instances.commit(finishing, [done(claim)])] == [True]
-    await contest.client(operator).restart(claim.id, "a", None, None, by=None, tenant=None)
+    await contest.operating(operator).restart(claim.id, "a", None, None, by=None, tenant=None)
     await contest.client(operator).signal(claim.id, "paid", 2, None, None)
 
     await signals.drop(finishing, [claim.id])

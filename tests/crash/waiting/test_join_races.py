@@ -67,7 +67,7 @@ async def test_a_child_that_was_joined_and_retried_does_not_count_again(contest:
     ending, other = await contest.join()
     parent, [child, _] = await contest.family(ending, 2)
     await contest.flush(ending, stopped(child))
-    await contest.client(other).retry(child.id, None, by=None, tenant=None)
+    await contest.operating(other).retry(child.id, None, by=None, tenant=None)
     [again] = await contest.claim(other)
 
     await contest.flush(other, done(again))
@@ -185,7 +185,7 @@ async def test_a_spawn_that_comes_while_its_parent_is_reaped_leaves_no_children_
 async def test_a_child_ends_although_its_parent_was_pruned(contest: Contest, end: str) -> None:
     one, other = await contest.join()
     parent, [child] = await contest.family(one, 1)
-    await contest.client(other).cancel(parent.id, None, cascade=False, by=None, tenant=None)
+    await contest.operating(other).cancel(parent.id, None, cascade=False, by=None, tenant=None)
     await contest.sql("delete from stepwell.instances where id = $1", parent.id)
     await contest.end_lease(child)
 

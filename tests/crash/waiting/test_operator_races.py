@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 
 async def cancel(contest: Contest, contestant: Contestant, target: int, *, cascade: bool = True) -> bool:
-    return await contest.client(contestant).cancel(target, None, cascade=cascade, by=None, tenant=None)
+    return await contest.operating(contestant).cancel(target, None, cascade=cascade, by=None, tenant=None)
 
 
 async def test_a_cancel_that_waited_for_an_end_has_nothing_to_cancel(contest: Contest) -> None:
@@ -167,7 +167,7 @@ async def test_a_flush_does_not_wait_behind_an_operator_who_waits_for_a_caller(c
     call = (
         cancel(contest, operator, waiting.id)
         if act == "cancel"
-        else contest.client(operator).restart(waiting.id, "b", None, None, by=None, tenant=None)
+        else contest.operating(operator).restart(waiting.id, "b", None, None, by=None, tenant=None)
     )
     operating = await contest.blocked(operator, call)
 

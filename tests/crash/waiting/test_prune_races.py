@@ -36,7 +36,7 @@ async def test_what_is_being_retried_is_not_pruned(contest: Contest) -> None:
     pruning, retrying = await contest.join()
     failed = await old(contest, pruning)
     await retrying.begin()
-    assert await contest.client(retrying).retry(failed, None, by=None, tenant=None)
+    assert await contest.operating(retrying).retry(failed, None, by=None, tenant=None)
 
     assert await instances.prune(pruning) == (0, 0)
     await retrying.commit()
@@ -50,7 +50,7 @@ async def test_without_skip_locked_a_pruner_would_wait_for_a_retry_that_is_not_c
     pruning.change("instances/prune", ("for no key update of i skip locked", "for no key update of i"))
     failed = await old(contest, pruning)
     await retrying.begin()
-    await contest.client(retrying).retry(failed, None, by=None, tenant=None)
+    await contest.operating(retrying).retry(failed, None, by=None, tenant=None)
 
     prune = await contest.blocked(pruning, instances.prune(pruning))
     await retrying.commit()
@@ -66,7 +66,7 @@ async def test_without_any_lock_a_pruner_would_take_the_state_of_an_instance_tha
     pruning.change("instances/prune", ("    for no key update of i skip locked\n", ""))
     failed = await old(contest, pruning)
     await retrying.begin()
-    await contest.client(retrying).retry(failed, None, by=None, tenant=None)
+    await contest.operating(retrying).retry(failed, None, by=None, tenant=None)
 
     prune = await contest.blocked(pruning, instances.prune(pruning))
     await retrying.commit()
@@ -81,13 +81,13 @@ async def test_a_retry_that_waited_for_a_prune_finds_nothing_to_retry(contest: C
     await pruning.begin()
     assert await instances.prune(pruning) == (1, 1)
 
-    retry = await contest.blocked(retrying, contest.client(retrying).retry(failed, None, by=None, tenant=None))
+    retry = await contest.blocked(retrying, contest.operating(retrying).retry(failed, None, by=None, tenant=None))
     await pruning.commit()
 
     assert await retry is False
     assert not await exists(contest, failed)
     with pytest.raises(NotFound):
-        await contest.client(retrying).retry(failed, None, by=None, tenant=None)
+        await contest.operating(retrying).retry(failed, None, by=None, tenant=None)
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["under way", "over"])
@@ -176,7 +176,7 @@ async def test_a_child_is_not_pruned_while_its_parent_lives_and_is_when_it_does_
     await contest.harness.advance(LATER)
     assert await instances.prune(pruning) == (0, 0)
 
-    await contest.client(other).cancel(parent.id, None, cascade=True, by=None, tenant=None)
+    await contest.operating(other).cancel(parent.id, None, cascade=True, by=None, tenant=None)
 
     assert await instances.prune(pruning) == (1, 1)
     assert await exists(contest, parent.id)
