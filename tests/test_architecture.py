@@ -81,7 +81,7 @@ def test_the_package_carries_every_sql_file() -> None:
     found = {path for path in on_disk if files("stepwell._store").joinpath(*path.parts).is_file()}
 
     assert found == on_disk
-    assert config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/stepwell"]
+    assert config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/stepwell", "src/stepwell_pytest"]
 
 
 def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:

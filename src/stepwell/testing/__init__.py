@@ -8,8 +8,10 @@ from stepwell.testing.harness import Harness
 from stepwell.testing.points import Point, armed, crash
 from stepwell.testing.report import Crash, Difference, Report
 from stepwell.testing.tally import Tally
+from stepwell.testing.walking import Walk, walks
 
 __all__ = [
-    "ANY", "POINTS", "Crash", "Difference", "Effect", "Harness", "Point", "Report", "Tally", "armed",
+    "ANY", "POINTS", "Crash", "Difference", "Effect", "Harness", "Point", "Report", "Tally", "Walk", "armed",
     "assert_cancelled", "assert_done", "assert_failed", "assert_waiting", "crash", "explore_crashes",
+    "walks",
 ]  # fmt: skip

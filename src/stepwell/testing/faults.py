@@ -20,7 +20,7 @@ _NOT_IN_DRAIN = ("heartbeat.", "pruner.", "reaper.")
 class Fault:
     """One planned death: at a point, when it is reached for the nth time (by that step, if one is named)."""
 
-    def __init__(self, point: str, *, nth: int = 1, step: str | None = None) -> None:
+    def __init__(self, point: str, *, nth: int = 1, step: str | None = None, is_sure: bool = True) -> None:
         check_point(point)
         if point.startswith(_NOT_IN_DRAIN):
             raise ValueError(f"a drain never reaches {point!r}; let a real process die there: stepwell.testing.crash")
@@ -29,6 +29,7 @@ class Fault:
         self.point = point
         self.nth = nth
         self.step = step
+        self.is_sure = is_sure  # else nothing is wrong if the point is not reached
         self.reached = 0
 
     @property

@@ -1,0 +1,136 @@
+"""`explore_crashes`: a crash before and after every commit shows what does not stand being repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Await, Context, Done, HarnessError, InvalidInput, Machine, Spawn, step
+from stepwell.testing import Harness, explore_crashes
+from tests.testing.machines import Greeting
+
+
+class Order(Machine):
+    """Right, and full of ids, times and random words that are others in each run."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Spawn:
+        ctx.state["token"] = uuid.uuid4().hex
+        return Spawn([Greeting.child(), Greeting.child()], then=self.park)
+
+    @step
+    def park(self, ctx: Context[Any]) -> Await:
+        return Await("paid", then=self.end, timeout=timedelta(days=1))
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        key = f"{ctx.id}:{ctx.step}"
+        if key not in ctx.resources["seen"]:
+            ctx.resources["seen"].add(key)
+            ctx.resources["h"].record("ship", order=ctx.id, word=uuid.uuid4(), to="Ada")
+        ids = [child.id for child in ctx.children]
+        return Done({"id": ctx.id, "children": ids, "token": ctx.state["token"], "paid": len(ctx.awaited)})
+
+
+async def order(h: Harness) -> Any:
+    h.resources = {"h": h, "seen": set()}
+    handle = await h.engine.start(Order, {})
+    await h.drain()
+    await handle.signal("paid")
+    await h.drain()
+    return await h.assert_done(handle)
+
+
+async def test_what_differs_in_every_run_is_no_difference() -> None:
+    report = await explore_crashes(order, machines=[Order, Greeting])
+
+    assert report.commits == [
+        "Order.start → spawn park", "Greeting.start → done", "Greeting.start → done", "Order.park → await end",
+        "Order.end → done",
+    ]  # fmt: skip
+    assert (report.ok, len(report.crashes), report.differences) == (True, 10, [])
+
+
+class Trying(Machine):
+    """Ends otherwise when it is tried again."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done("first" if ctx.attempt == 0 else "again")
+
+
+class Hanging(Machine):
+    """Waits for what never comes when it is tried again."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        if ctx.attempt:
+            await asyncio.Event().wait()
+        return Done()
+
+
+async def start_and_drain(machine: type[Machine], h: Harness) -> Any:
+    handle = await h.engine.start(machine, key="k")
+    await h.drain()
+    return await handle.result(timeout=5)
+
+
+async def test_another_result_after_a_crash_is_told() -> None:
+    async def scenario(h: Harness) -> Any:
+        return await start_and_drain(Trying, h)
+
+    report = await explore_crashes(scenario, machines=[Trying], check=False)
+
+    [crash] = report.differences
+    assert (crash.number, crash.side, str(crash.ran)) == (1, "before", "Trying.start → done")
+    assert [(d.what, d.expected, d.came) for d in crash.differences] == [
+        ("returned", "'first'", "'again'"),
+        ("Trying 'k': result", "'first'", "'again'"),
+    ]
+    assert "runs again after this crash, with ctx.attempt one higher" in str(report)
+
+
+async def test_a_scenario_that_hangs_after_a_crash_is_told_and_not_hung() -> None:
+    async def scenario(h: Harness) -> Any:
+        return await start_and_drain(Hanging, h)
+
+    report = await explore_crashes(scenario, machines=[Hanging], check=False, timeout=2)
+
+    [crash] = report.differences
+    assert crash.troubles == ["the scenario did not end within 2 s; left: Hanging.start executing"]
+
+
+async def test_a_scenario_that_raises_after_a_crash_is_told() -> None:
+    async def scenario(h: Harness) -> None:
+        await start_and_drain(Greeting, h)
+        assert (await h.engine.get("k")).fence == 2, "claimed twice"
+
+    report = await explore_crashes(scenario, machines=[Greeting], check=False)
+
+    [crash] = report.differences
+    assert crash.troubles[0].startswith("the scenario raised AssertionError: claimed twice")
+
+
+async def test_many_commits_are_explored_at_some_places_and_the_report_says_so() -> None:
+    async def scenario(h: Harness) -> None:
+        await h.engine.start_many([Greeting] * 5)
+        await h.drain()
+
+    report = await explore_crashes(scenario, machines=[Greeting], limit=2)
+
+    assert str(report) == "5 commits (at 2 of them), 4 crashes: every one came out as without a crash"
+    assert [crash.number for crash in report.crashes] == [1, 1, 5, 5]
+
+
+async def test_a_scenario_that_commits_nothing_or_is_none_is_refused() -> None:
+    async def idle(h: Harness) -> None:
+        await h.engine.start(Greeting)
+
+    with pytest.raises(HarnessError, match=r"the scenario committed no step: .* call `await h.drain\(\)`"):
+        await explore_crashes(idle, machines=[Greeting])
+    with pytest.raises(InvalidInput, match=r"scenario: expected an `async def scenario\(h\)`"):
+        await explore_crashes(lambda h: None, machines=[Greeting])  # type: ignore[arg-type,return-value]
