@@ -8,9 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.pages import blocks
 
-AUTO = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guides" / "testing.md"
+
+AUTO = ("-p", "asyncio", "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
 MACHINE = """
 import pytest
 from stepwell import Done, Machine, step
@@ -58,24 +61,40 @@ async def test_too_early(early):
 
 
 def run(tmp_path: Path, tests: str, *options: str) -> str:
+    """What pytest says to these tests."""
     (tmp_path / "test_it.py").write_text(MACHINE + tests)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "stepwell_pytest", *options, "."],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "src"), **_environment()}, capture_output=True, text=True,
+        cwd=tmp_path, env=_environment(), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     return ended.stdout + ended.stderr
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTEST_ADDOPTS"}}
+    """Ours, without the plugins of this run: those that are wanted are named."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return {**kept, "PYTHONPATH": str(ROOT / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
-def test_async_tests_with_pytest_asyncio_and_plain_ones(tmp_path: Path) -> None:
+def save_guide(folder: Path) -> None:
+    """The tests that the guide shows, as a reader would save them."""
+    shown = [block for block in blocks(GUIDE) if block.language == "python"]
+    for block in shown:
+        if block.file_name is not None:
+            (folder / block.file_name).write_text(block.text)
+    others = [block.text for block in shown if "def test_" in block.text and block.file_name is None]
+    head = "from datetime import timedelta\nfrom shop import *\nfrom stepwell.testing import Harness\n"
+    (folder / "test_others.py").write_text(head + "\n".join(others))
+
+
+def test_async_tests_with_pytest_asyncio_plain_ones_and_those_of_the_guide(tmp_path: Path) -> None:
+    save_guide(tmp_path)
+
     told = run(tmp_path, ASYNC + BLOCKING + MISUSED, *AUTO)
 
-    assert "3 passed, 2 errors" in told, told
+    assert "6 passed, 2 errors" in told, told
     assert "test_not_async is no `async def`: use stepwell_blocking_harness in it" in told
     assert "stepwell_harness was called before test_too_early began" in told
 
@@ -83,7 +102,7 @@ def test_async_tests_with_pytest_asyncio_and_plain_ones(tmp_path: Path) -> None:
 def test_async_tests_with_anyio(tmp_path: Path) -> None:
     backend = "\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n\npytestmark = pytest.mark.anyio\n"
 
-    told = run(tmp_path, backend + ASYNC, "-p", "no:asyncio")
+    told = run(tmp_path, backend + ASYNC, "-p", "anyio")
 
     assert "2 passed" in told, told
 
