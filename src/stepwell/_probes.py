@@ -19,6 +19,10 @@ POINTS = (
     "pruner.pruned",
     "reaper.reaped",
     "timers.ticked",
+    "transactions.begun",  # the transaction is open and marked, the step has not run
+    "transactions.returned",  # the step has run, its outcome is not written
+    "transactions.written",  # the outcome is written, nothing is committed
+    "transactions.committed",  # the commit is durable, nobody has been told
 )
 
 hooks: dict[str, Hook] = {}

@@ -13,6 +13,7 @@ from stepwell.errors import SettingError
 MAX_QUEUE_SLOTS = 10_000
 MAX_PAYLOAD_CEILING = 256 * 1024 * 1024  # jsonb itself ends at 256 MB
 MAX_NAME = 200
+SESSIONS = ("asyncpg", "sqlalchemy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Settings:
     prune: timedelta = timedelta(seconds=60)
     max_crashes: int = 10
     max_payload: int = 1024 * 1024
+    transactional_pool: int = 10
+    transactional_session: Literal["asyncpg", "sqlalchemy"] = "asyncpg"
     listener_dsn: str | None = None
     tenant: str = ""
 
@@ -46,6 +49,10 @@ class Settings:
         _check_whole("min_demand", self.min_demand, 1, MAX_QUEUE_SLOTS)
         _check_whole("max_crashes", self.max_crashes, 1, 1_000_000)
         _check_whole("max_payload", self.max_payload, 1024, MAX_PAYLOAD_CEILING)
+        _check_whole("transactional_pool", self.transactional_pool, 1, 1_000)
+        if self.transactional_session not in SESSIONS:
+            raise SettingError("transactional_session", f"expected one of {', '.join(SESSIONS)}, "
+                               f"got {self.transactional_session!r}")
         _check_text("tenant", self.tenant)
         if self.listener_dsn is not None:
             _check_text("listener_dsn", self.listener_dsn)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+from stepwell.errors import NotTransactional
+
 StateT = TypeVar("StateT")
 
 
@@ -11,8 +13,8 @@ class Context(Generic[StateT]):
     """One run of one step. Change `state` in place, or return an outcome with `state=`."""
 
     __slots__ = (
-        "attempt", "awaited", "children", "fence", "id", "inbox", "key", "machine", "resources", "state", "step",
-        "tenant", "version", "worker_id",
+        "_connection", "_in_handle", "attempt", "awaited", "children", "fence", "id", "inbox", "key", "machine",
+        "resources", "state", "step", "tenant", "version", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -32,6 +34,8 @@ class Context(Generic[StateT]):
         inbox: tuple[Any, ...] = (),
         awaited: tuple[Any, ...] = (),
         children: tuple[Any, ...] = (),
+        connection: Any = None,
+        in_handle: bool = False,
     ) -> None:
         self.id = id
         self.key = key
@@ -47,6 +51,15 @@ class Context(Generic[StateT]):
         self.inbox = inbox
         self.awaited = awaited
         self.children = children
+        self._connection = connection
+        self._in_handle = in_handle
+
+    @property
+    def connection(self) -> Any:
+        """In a transactional step: the connection, or session, whose transaction commits the outcome too."""
+        if self._connection is None:
+            raise NotTransactional(self.machine, self.step, in_handle=self._in_handle)
+        return self._connection
 
     def __repr__(self) -> str:
         return f"<{self.machine} #{self.id} at {self.step!r}, attempt {self.attempt}>"

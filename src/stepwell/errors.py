@@ -33,6 +33,8 @@
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
     ├── InvalidResult                  `Handle.result()` of a job whose stored result is not what it returns
     ├── StepTimeout (TimeoutError)     a step outlived its `timeout`; goes to `handle`
+    ├── NotTransactional (RuntimeError)  `ctx.connection` where there is no transaction
+    ├── TransactionBroken              a transactional step ended or broke its transaction; goes to `handle`
     ├── RefusedByDatabase              Postgres refused an outcome; goes to `handle`
     └── Cancel                         raised by a job to fail without a retry
 """
@@ -270,6 +272,26 @@ class StepTimeout(StepwellError, TimeoutError):
         self.machine = machine
         self.step = step
         self.timeout = timeout
+
+
+class NotTransactional(StepwellError, RuntimeError):
+    def __init__(self, machine: str, step: str, *, in_handle: bool) -> None:
+        super().__init__(
+            f"`handle` of {machine} has no connection: it runs outside of any transaction, after that of the step was "
+            "rolled back; return an outcome, and write in a transactional step"
+            if in_handle else
+            f"step {step!r} of {machine} has no connection; mark it with @step(transactional=True), "
+            "or a job with @job(transactional=True)"
+        )  # fmt: skip
+        self.machine = machine
+        self.step = step
+        self.in_handle = in_handle
+
+
+class TransactionBroken(StepwellError):
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the transaction of this step can not be committed: {problem}")
+        self.problem = problem
 
 
 class RefusedByDatabase(StepwellError):

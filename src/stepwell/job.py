@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Ty
 from stepwell.config import check_name
 from stepwell.context import Context
 from stepwell.errors import DefinitionError
-from stepwell.machine import check_retention, check_timeout
+from stepwell.machine import check_retention, check_timeout, check_transactional
 from stepwell.outcomes import Entry, Result_co, StartOptions
 
 P = ParamSpec("P")
@@ -52,6 +52,7 @@ class Job(Generic[P, Result_co]):
         max_attempts: int = 20,
         backoff: Backoff = exponential,
         timeout: timedelta | None = None,
+        transactional: bool = False,
         retention: timedelta | Literal[False] | None = None,
     ) -> None:
         self.function = function
@@ -61,12 +62,16 @@ class Job(Generic[P, Result_co]):
         self.max_attempts = max_attempts
         self.backoff = backoff
         self.timeout = timeout
+        self.transactional = transactional
         self.retention: timedelta | Literal[False] | None = retention
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         _check_job(self)
         self.parameters, self.context_parameter, self.returns = _read_signature(self)
+        if transactional and self.context_parameter is None:
+            raise DefinitionError(f"job {self.name} is transactional and has no way to its connection; "
+                                  "give it a parameter annotated Context")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call the function itself, here and now; nothing durable about it."""
@@ -121,6 +126,7 @@ def job(
     max_attempts: int = 20,
     backoff: Backoff = exponential,
     timeout: timedelta | None = None,
+    transactional: bool = False,
     retention: timedelta | Literal[False] | None = None,
 ) -> MakeJob: ...
 def job(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -149,6 +155,7 @@ def _check_job(checked: Job[Any, Any]) -> None:
     if not callable(checked.backoff):
         raise DefinitionError(f"{where}: backoff must be a function of the attempt that returns a timedelta")
     check_timeout(checked.timeout)
+    check_transactional(where, checked.transactional, is_async=checked.is_async)
     check_retention(where, checked.retention)
 
 

@@ -15,6 +15,8 @@ from stepwell.outcomes import Entry, Outcome, StartOptions, StepRef, Stop
 
 StepFunction = TypeVar("StepFunction", bound=Callable[..., Any])
 
+TRANSACTIONAL_TIMEOUT = timedelta(seconds=60)
+"""How long a transactional step may run that has no timeout of its own: it holds locks."""
 MAX_TIMEOUT = timedelta(days=365)
 _MARK = "__stepwell_step__"
 
@@ -27,16 +29,22 @@ class Step:
     function: Callable[..., Any]
     is_async: bool
     timeout: timedelta | None
+    transactional: bool = False
 
 
 @overload
 def step(function: StepFunction, /) -> StepFunction: ...
 @overload
-def step(*, timeout: timedelta | None = None) -> Callable[[StepFunction], StepFunction]: ...
 def step(
-    function: StepFunction | None = None, /, *, timeout: timedelta | None = None
+    *, timeout: timedelta | None = None, transactional: bool = False
+) -> Callable[[StepFunction], StepFunction]: ...
+def step(
+    function: StepFunction | None = None, /, *, timeout: timedelta | None = None, transactional: bool = False
 ) -> StepFunction | Callable[[StepFunction], StepFunction]:
-    """Mark a method as a step. It stays a plain method: `self.ship` names it, `machine.ship(ctx)` calls it."""
+    """Mark a method as a step. It stays a plain method: `self.ship` names it, `machine.ship(ctx)` calls it.
+
+    What a transactional step writes through `ctx.connection` is committed with its outcome, or not at all.
+    """
     check_timeout(timeout)
 
     def mark(marked: StepFunction) -> StepFunction:
@@ -44,7 +52,9 @@ def step(
             raise DefinitionError(f"@step goes on a method, not on {marked!r}")
         if inspect.isasyncgenfunction(marked) or inspect.isgeneratorfunction(marked):
             raise DefinitionError(f"step {marked.__name__!r} is a generator; return an outcome instead of yielding")
-        found = Step(marked.__name__, marked, inspect.iscoroutinefunction(marked), timeout)
+        is_async = inspect.iscoroutinefunction(marked)
+        check_transactional(f"step {marked.__name__!r}", transactional, is_async=is_async)
+        found = Step(marked.__name__, marked, is_async, timeout, transactional)
         setattr(marked, _MARK, found)
         return marked
 
@@ -59,6 +69,15 @@ def check_timeout(timeout: object) -> None:
         raise DefinitionError(f"timeout: expected a timedelta, got {timeout!r}")
     if not timedelta(0) < timeout <= MAX_TIMEOUT:
         raise DefinitionError(f"timeout: {timeout} is out of range (more than 0, at most {MAX_TIMEOUT.days} days)")
+
+
+def check_transactional(where: str, transactional: object, *, is_async: bool) -> None:
+    """Refuse a transactional step that could not use its connection."""
+    if not isinstance(transactional, bool):
+        raise DefinitionError(f"{where}: transactional must be True or False, not {transactional!r}")
+    if transactional and not is_async:
+        raise DefinitionError(f"{where} is transactional and must be `async def`: its connection belongs to the loop, "
+                              "and a thread can not use it")
 
 
 def step_name(ref: StepRef) -> str | None:

@@ -22,6 +22,11 @@ create table if not exists public.effects (
   pid integer not null, note text not null
 )
 """
+CREATE_LEDGER = """
+create table public.ledger (instance bigint not null);
+create table public.counter (booked integer not null);
+insert into public.counter values (0);
+"""
 _RECORD = """
 insert into public.effects (token, instance, step, attempt, crashes, pid, note)
 select $1, i.id, $3, $4, i.crashes, $5, $6 from stepwell.instances i where i.id = $2
@@ -40,6 +45,10 @@ class Effects:
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
         self._has_gathered = False
+
+    def acquire(self) -> Any:
+        """A connection of one's own."""
+        return self._pool.acquire()
 
     async def record(self, ctx: Context[Any], note: str = "ran") -> None:
         token = secrets.token_hex(8)
@@ -152,4 +161,44 @@ class Shared(Machine, initial="meet"):
         return Done("shared")
 
 
-MACHINES = [Trail, Killer, Innocent, Frozen, Shared]
+class Booking(Machine, initial="book"):
+    """Books itself into the ledger, and counts there: in its own transaction, or as a plain step by its resources."""
+
+    @dataclass
+    class State:
+        dies_in_step: bool = False
+
+    @step(transactional=True)
+    async def book(self, ctx: Context[State]) -> Next:
+        await book(ctx.connection, ctx)
+        return self._go_on(ctx)
+
+    @step
+    async def book_plainly(self, ctx: Context[State]) -> Next:
+        async with ctx.resources.acquire() as connection:
+            await book(connection, ctx)
+        return self._go_on(ctx)
+
+    def _go_on(self, ctx: Context[State]) -> Next:
+        if ctx.state.dies_in_step and ctx.attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Next(self.end)
+
+    @step
+    async def end(self, ctx: Context[State]) -> Done:
+        return Done("booked")
+
+
+async def book(connection: Any, ctx: Context[Any]) -> None:
+    """Write into the ledger through an asyncpg connection or an SQLAlchemy session."""
+    statements = (f"insert into public.ledger values ({ctx.id})", "update public.counter set booked = booked + 1")
+    for statement in statements:
+        if isinstance(connection, asyncpg.Connection):
+            await connection.execute(statement)
+        else:
+            from sqlalchemy import text  # noqa: PLC0415 - most processes of the tests start without it
+
+            await connection.execute(text(statement))
+
+
+MACHINES = [Trail, Killer, Innocent, Frozen, Shared, Booking]

@@ -76,6 +76,11 @@ class Registry:
         """Every name@version."""
         return [definition.label for definition in self.all()]
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether any step commits with its author's writes."""
+        return any(step.transactional for definition in self.all() for step in definition.steps.values())
+
     def find(self, name: str, version: int) -> Definition | None:
         """The definition that runs this version as it is."""
         return self._versions.get(name, {}).get(version)
@@ -151,7 +156,9 @@ def _define_job(defined: Job[Any, Any]) -> Definition:
         version=defined.version,
         queue=defined.queue,
         initial=STEP,
-        steps=MappingProxyType({STEP: Step(STEP, _job_step(defined), defined.is_async, defined.timeout)}),
+        steps=MappingProxyType(
+            {STEP: Step(STEP, _job_step(defined), defined.is_async, defined.timeout, defined.transactional)}
+        ),
         state=StateType(arguments, field="args"),
         owner=defined,
         handle=_job_handle(defined),

@@ -14,6 +14,7 @@ from stepwell._core.records import Claim
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.status import Hold, Status
 from stepwell.errors import InvalidOutcome
+from stepwell.job import exponential
 from stepwell.machine import step_name
 from stepwell.outcomes import Await, Done, Next, Retry, Spawn, StepRef, Stop, Unset
 
@@ -145,6 +146,14 @@ def failed(claim: Claim, version: int, reason: object, *, state: str | None = No
     return Commit(
         claim=claim, status=Status.FAILED, step=claim.step, version=version, attempt=claim.attempt,
         keeps_awaits=True, state=state, error=failure_text(reason),
+    )  # fmt: skip
+
+
+def again(claim: Claim, reason: BaseException) -> Commit:
+    """The commit that runs a step again which was lost with its connection; at once for the first time."""
+    return Commit(
+        claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt + 1,
+        delay=exponential(claim.attempt - 1) if claim.attempt else NOW, keeps_awaits=True, error=failure_text(reason),
     )  # fmt: skip
 
 

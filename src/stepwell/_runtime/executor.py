@@ -6,65 +6,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from stepwell import _probes
-from stepwell._core.codec import decode_value
 from stepwell._core.commits import Commit
 from stepwell._core.faults import StoreFault
-from stepwell._core.records import Child, Claim, Signal
-from stepwell._core.registry import Definition, Registry
-from stepwell._core.transition import failed, transition, unfit
+from stepwell._core.records import Claim
+from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Around, Caller
 from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lanes
+from stepwell._runtime.runs import Read, Run, Surroundings, Unfit, prepare
 from stepwell._runtime.tally import Tally
+from stepwell._runtime.transactions import Transactor
 from stepwell._store import children, signals, workers
 from stepwell._store.database import Database
-from stepwell.context import Context
-from stepwell.errors import InvalidInput, RefusedByDatabase, StepwellError
-from stepwell.machine import Step, step_name
+from stepwell.errors import RefusedByDatabase, StepwellError
 
 log = logging.getLogger("stepwell")
-
-
-class Unfit(StepwellError):
-    """This code can not run that row: it waits, with the reason, for code that can."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of one step: the definition that runs it, the step, and the stored state."""
-
-    claim: Claim  # of a row brought forward: at its new step
-    definition: Definition
-    step: Step
-    loaded: str
-    stored: str | None  # the same text; None if the row still has the state of an older version
-    inbox: tuple[Signal, ...]
-    awaited: tuple[Signal, ...]
-    children: tuple[Child, ...]
-
-    def context(self, resources: Any) -> Context[Any]:
-        claim = self.claim
-        return Context(
-            id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
-            step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
-            state=self.definition.state.decode(self.loaded), resources=resources,
-            inbox=self.inbox, awaited=self.awaited, children=self.children,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What was read for a claim before its step begins."""
-
-    state: str
-    inbox: tuple[Signal, ...] = ()
-    children: tuple[Child, ...] = ()
 
 
 class Executor:
@@ -74,25 +34,23 @@ class Executor:
         self,
         *,
         database: Database,
-        registry: Registry,
         flusher: Flusher,
         hands: Hands,
         lanes: Lanes,
         tally: Tally,
-        max_payload: int,
-        resources: Any,
+        transactor: Transactor | None,
+        surroundings: Surroundings,
         around_sync_steps: Around | None,
         on_room: Callable[[], None],
         on_lease_lost: Callable[[int], None],
     ) -> None:
         self._database = database
-        self._registry = registry
         self._flusher = flusher
         self._hands = hands
         self._lanes = lanes
         self._tally = tally
-        self._max_payload = max_payload
-        self._resources = resources
+        self._transactor = transactor
+        self._surroundings = surroundings
         self._on_room = on_room
         self._on_lease_lost = on_lease_lost
         self._beginning = asyncio.Lock()
@@ -184,13 +142,13 @@ class Executor:
             for claim in ordinary:
                 self._launch(claim, stored[claim.id])
 
-    async def _load(self, claims: list[Claim], states: dict[int, str]) -> dict[int, _Read]:
+    async def _load(self, claims: list[Claim], states: dict[int, str]) -> dict[int, Read]:
         """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
         receivers = [claim.id for claim in claims if claim.has_inbox]
         inboxes = await signals.load(self._database, receivers) if receivers else {}
         rounds = {claim.id: claim.round for claim in claims if claim.round}
         families = await children.load(self._database, rounds) if rounds else {}
-        return {id_: _Read(state, inboxes.get(id_, ()), families.get(id_, ())) for id_, state in states.items()}
+        return {id_: Read(state, inboxes.get(id_, ()), families.get(id_, ())) for id_, state in states.items()}
 
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""
@@ -202,7 +160,7 @@ class Executor:
             self._hands.drop(claim)
             self._end_slot(claim)
 
-    def _launch(self, claim: Claim, stored: _Read) -> None:
+    def _launch(self, claim: Claim, stored: Read) -> None:
         hand = self._hands.get(claim.id)
         if hand is None or hand.claim is not claim:
             self._end_slot(claim)  # abandoned while its beginning was noted
@@ -232,7 +190,7 @@ class Executor:
         except StoreFault as error:
             log.warning("executor: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
 
-    async def _run(self, hand: Hand, stored: _Read) -> None:
+    async def _run(self, hand: Hand, stored: Read) -> None:
         claim = hand.claim
         slot = _Slot(lambda: self._end_slot(claim))
         try:
@@ -247,15 +205,17 @@ class Executor:
             slot.end()
             self._hands.drop(claim)
 
-    async def _run_step(self, hand: Hand, stored: _Read, slot: _Slot) -> None:
+    async def _run_step(self, hand: Hand, stored: Read, slot: _Slot) -> None:
         try:
-            run = self._prepare(hand.claim, stored)
+            run = prepare(hand.claim, stored, self._surroundings)
         except Unfit as reason:
             log.warning("executor: %s: put aside: %s", hand.claim.label, reason)
             slot.end()
             await self._submit(hand, unfit(hand.claim, str(reason)))
             return
-        commit = await self._attempt(hand, run)
+        commit = await (self._transact if run.step.transactional else self._attempt)(hand, run)
+        if commit is None:
+            return
         if _probes.hooks:
             await _probes.reach("executor.returned", id=hand.claim.id)
         if not hand.claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
@@ -273,63 +233,48 @@ class Executor:
         hand.submitted = True
         await self._flusher.submit(commit)
 
-    def _prepare(self, claim: Claim, read: _Read) -> _Run:
-        """Find what runs this row; a version that nobody registers any more is brought forward here."""
-        definition = self._registry.find(claim.machine, claim.version)
-        loaded = read.state
-        stored: str | None = loaded
-        if definition is None:
-            definition = self._registry.successor(claim.machine, claim.version)
-            if definition is None:
-                raise Unfit(f"{claim.machine} version {claim.version} is not registered")
-            name, loaded = _bring_forward(definition, claim, loaded)
-            claim, stored = replace(claim, step=name), None
-        try:
-            step = definition.step(claim.step)
-            definition.state.decode(loaded)
-        except InvalidInput as error:
-            raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-        awaited = tuple(signal for signal in read.inbox if signal.name in claim.awaits)
-        return _Run(claim, definition, step, loaded, stored, read.inbox, awaited, read.children)
-
-    async def _attempt(self, hand: Hand, run: _Run) -> Commit:
+    async def _attempt(self, hand: Hand, run: Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
-        ctx = run.context(self._resources)
+        ctx = run.context()
         self._tally.steps += 1
         try:
             step = run.step
             outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
-            return self._transition(run, outcome, ctx)
+            return run.commit(outcome, ctx)
         except BaseException as error:
             if hand.abandoned:
                 raise
             _clear_cancellation(error)
             return await self._handled(hand, run, error)
 
-    async def _handled(self, hand: Hand, run: _Run, error: BaseException) -> Commit:
+    async def _transact(self, hand: Hand, run: Run) -> Commit | None:
+        """Run the step with its outcome in one transaction; None if that has ended it, else what `handle` wants."""
+        assert self._transactor is not None  # noqa: S101 - the worker has one if any step is transactional
+        self._tally.steps += 1
+        try:
+            await self._transactor.run(hand, run)
+        except BaseException as error:
+            if hand.abandoned:
+                raise
+            _clear_cancellation(error)
+            return await self._handled(hand, run, error)
+        return None
+
+    async def _handled(self, hand: Hand, run: Run, error: BaseException) -> Commit:
         """Ask `handle`, which sees the state as it was loaded; if it fails too, so does the instance."""
-        ctx = run.context(self._resources)
+        ctx = run.context(in_handle=True)
         definition = run.definition
         try:
             how = definition.handle_is_async
             outcome = await self._caller.call(run.claim, run.step, definition.handle, how, error, ctx)
-            return self._transition(run, outcome, ctx, error)
+            return run.commit(outcome, ctx, error)
         except BaseException as second:
             if hand.abandoned:
                 raise
             _clear_cancellation(second)
             if second is not error and second.__context__ is None:
                 second.__context__ = error
-            return failed(run.claim, definition.version, second, state=run.loaded if run.stored is None else None)
-
-    def _transition(
-        self, run: _Run, outcome: object, ctx: Context[Any], error: BaseException | None = None
-    ) -> Commit:
-        return transition(
-            outcome, claim=run.claim, definition=run.definition, state=ctx.state, stored=run.stored,
-            max_payload=self._max_payload, error=error, awaited=tuple(signal.id for signal in run.awaited),
-            registry=self._registry,
-        )  # fmt: skip
+            return run.failure(second)
 
 
 class _Slot:
@@ -352,13 +297,3 @@ def _clear_cancellation(error: BaseException) -> None:
     if isinstance(error, asyncio.CancelledError) and task is not None:
         while task.cancelling():
             task.uncancel()
-
-
-def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:
-    """Let the newer version make its step and state of an older one's."""
-    assert definition.upcast is not None  # noqa: S101 - Registry.successor returns only such
-    try:
-        state, ref = definition.upcast(decode_value(loaded), claim.step, claim.version)
-        return step_name(ref) or repr(ref), definition.state.admit(state)
-    except Exception as error:
-        raise Unfit(f"upcast from version {claim.version} failed: {type(error).__name__}: {error}") from error

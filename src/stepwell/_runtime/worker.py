@@ -23,9 +23,11 @@ from stepwell._runtime.lease import Lease
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
+from stepwell._runtime.runs import Surroundings
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.timers import Timers
-from stepwell._store import instances, machines, notices
+from stepwell._runtime.transactions import Transactor
+from stepwell._store import instances, machines, notices, transactions
 from stepwell._store.database import Database
 from stepwell.config import Settings
 
@@ -67,9 +69,11 @@ class Worker:
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
+        self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
         self._executor = Executor(
-            database=self._database, registry=self._registry, flusher=self._flusher, hands=self._hands,
-            lanes=self._lanes, tally=self.tally, max_payload=settings.max_payload, resources=resources,
+            database=self._database, flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally,
+            transactor=self._transactor,
+            surroundings=Surroundings(self._registry, settings.max_payload, resources),
             around_sync_steps=around_sync_steps, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         self._claimer = Claimer(
@@ -87,6 +91,15 @@ class Worker:
             dsn=self._database.dsn, lease=self._lease, hands=self._hands, every=settings.heartbeat,
             on_lost=self._lose_lease, on_gone=self._lose_claims, on_strays=self._note_strays,
         )  # fmt: skip
+
+    def _build_transactor(self, announcer: Announcer) -> Transactor:
+        settings = self._settings
+        pool = transactions.transactions(
+            self._database.dsn, settings.transactional_session, settings.transactional_pool
+        )
+        return Transactor(
+            pool=pool, database=self._database, flusher=self._flusher, announcer=announcer, tally=self.tally
+        )
 
     @property
     def id(self) -> int | None:
@@ -115,6 +128,8 @@ class Worker:
         await self._notifier.listen()
         self._subscribe()
         self._flusher.start()
+        if self._transactor is not None:
+            await self._transactor.open()
         self._heartbeat.start()
         self._claimer.start()
         self._timers.start()
@@ -135,6 +150,8 @@ class Worker:
         left = await self._executor.drain(self._settings.drain_timeout.total_seconds())
         if left:
             log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
+        if self._transactor is not None:
+            await self._transactor.close()
         await self._flusher.stop()
         await self._heartbeat.stop()
         try:

@@ -18,14 +18,24 @@ OLDEST_SERVER = 150_000
 CLOSE_TIMEOUT = 5.0
 Row = asyncpg.Record
 
+# Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
+# snapshot, which a transaction above it does not have.
+
 # A client's statements: whatever the planner likes, but no jit, which never pays for them, and no table read from end
 # to end or sorted whole: a plan made while the table was empty would go on to do that while it fills.
-CLIENT: Final = {"application_name": "stepwell", "jit": "off", "enable_seqscan": "off", "enable_bitmapscan": "off"}
+CLIENT: Final = {
+    "application_name": "stepwell",
+    "default_transaction_isolation": "read committed",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+}
 
 # A worker's statements are planned once and go through indexes only, by nested loops: the one good plan for each of
 # them, at any size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
 WORKER: Final = {
     "application_name": "stepwell worker",
+    "default_transaction_isolation": "read committed",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -47,6 +57,12 @@ class Queryable(Protocol):
     async def fetch(self, name: str, *args: object) -> list[Row]: ...
 
 
+class Counting(Protocol):
+    """A pool that counts what is sent through it; what an operation costs is a test."""
+
+    statements: int
+
+
 class _Connection(asyncpg.Connection):
     """A connection that the pool takes back as it is: we leave nothing on it, and a reset costs a round trip."""
 
@@ -57,18 +73,18 @@ class _Connection(asyncpg.Connection):
 class Session:
     """One connection inside a transaction."""
 
-    def __init__(self, connection: asyncpg.Connection, database: Database) -> None:
+    def __init__(self, connection: asyncpg.Connection, pool: Counting) -> None:
         self._connection = connection
-        self._database = database
+        self._pool = pool
 
     async def fetch(self, name: str, *args: object) -> list[Row]:
-        self._database.statements += 1
+        self._pool.statements += 1
         with translated():
             return await self._connection.fetch(statement(name), *args)
 
     async def run(self, sql: str) -> None:
         """Send a script of several statements, as migrations are."""
-        self._database.statements += 1
+        self._pool.statements += 1
         with translated():
             await self._connection.execute(sql)
 
@@ -80,7 +96,7 @@ class Database:
         check_url(dsn)
         self.dsn = dsn
         self._session = dict(session)
-        self.statements = 0  # sent so far; what an operation costs is a test
+        self.statements = 0  # sent so far
         self._most = most
         self._pool: asyncpg.Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -91,7 +107,7 @@ class Database:
             with translated():
                 self._pool = await asyncpg.create_pool(
                     self.dsn, min_size=1, max_size=self._most, connection_class=_Connection,
-                    server_settings=self._session, command_timeout=60, timeout=20, init=_meet_types,
+                    server_settings=self._session, command_timeout=60, timeout=20, init=meet_types,
                 )  # fmt: skip
                 async with self._pool.acquire() as connection:
                     version = int(await connection.fetchval("show server_version_num"))
@@ -169,7 +185,8 @@ class Database:
             yield connection  # type: ignore[misc]  # the pool's proxy stands in for its connection
 
 
-async def _meet_types(connection: asyncpg.Connection) -> None:
+async def meet_types(connection: asyncpg.Connection) -> None:
+    """Let a new connection ask about our types before anybody waits for it."""
     await connection.prepare(_TYPES)
 
 

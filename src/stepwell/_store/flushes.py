@@ -41,10 +41,11 @@ async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timede
     async with db.transaction() as session:
         if lock_timeout is not None:
             await session.run(f"set local lock_timeout = {lock_timeout // timedelta(milliseconds=1)}")
-        return await _flush(session, commits)
+        return await write(session, commits)
 
 
-async def _flush(session: Session, commits: Sequence[Commit]) -> Flushed:
+async def write(session: Session, commits: Sequence[Commit]) -> Flushed:
+    """Write outcomes, and all that hangs on them, in the transaction of the session."""
     held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
     ready = await _with_free_parents(session, commits)
     flushed = Flushed(await instances.commit(session, ready) if ready else [])

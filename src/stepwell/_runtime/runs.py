@@ -1,0 +1,105 @@
+"""One run of one step: who runs it, what it is handed, and the commit that its outcome makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepwell._core.codec import decode_value
+from stepwell._core.commits import Commit
+from stepwell._core.records import Child, Claim, Signal
+from stepwell._core.registry import Definition, Registry
+from stepwell._core.transition import failed, transition
+from stepwell.context import Context
+from stepwell.errors import InvalidInput, StepwellError
+from stepwell.machine import Step, step_name
+
+
+class Unfit(StepwellError):
+    """This code can not run that row: it waits, with the reason, for code that can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read for a claim before its step begins."""
+
+    state: str
+    inbox: tuple[Signal, ...] = ()
+    children: tuple[Child, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all runs of a worker share."""
+
+    registry: Registry
+    max_payload: int
+    resources: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The definition that runs a claim, its step, and the stored state."""
+
+    claim: Claim  # of a row brought forward: at its new step
+    definition: Definition
+    step: Step
+    loaded: str
+    stored: str | None  # the same text; None if the row still has the state of an older version
+    inbox: tuple[Signal, ...]
+    awaited: tuple[Signal, ...]
+    children: tuple[Child, ...]
+    surroundings: Surroundings
+
+    def context(self, connection: Any = None, *, in_handle: bool = False) -> Context[Any]:
+        """A context with the state as it was loaded."""
+        claim = self.claim
+        return Context(
+            id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
+            step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
+            state=self.definition.state.decode(self.loaded), resources=self.surroundings.resources,
+            inbox=self.inbox, awaited=self.awaited, children=self.children, connection=connection, in_handle=in_handle,
+        )  # fmt: skip
+
+    def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
+        """The commit of an outcome; `error` is what `handle` saw."""
+        return transition(
+            outcome, claim=self.claim, definition=self.definition, state=ctx.state, stored=self.stored,
+            max_payload=self.surroundings.max_payload, error=error, awaited=tuple(signal.id for signal in self.awaited),
+            registry=self.surroundings.registry,
+        )  # fmt: skip
+
+    def failure(self, error: BaseException) -> Commit:
+        """The commit that ends the instance because `handle` failed too."""
+        state = self.loaded if self.stored is None else None
+        return failed(self.claim, self.definition.version, error, state=state)
+
+
+def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
+    """Find what runs this row; a version that nobody registers any more is brought forward here."""
+    definition = surroundings.registry.find(claim.machine, claim.version)
+    loaded = read.state
+    stored: str | None = loaded
+    if definition is None:
+        definition = surroundings.registry.successor(claim.machine, claim.version)
+        if definition is None:
+            raise Unfit(f"{claim.machine} version {claim.version} is not registered")
+        name, loaded = _bring_forward(definition, claim, loaded)
+        claim, stored = replace(claim, step=name), None
+    try:
+        step = definition.step(claim.step)
+        definition.state.decode(loaded)
+    except InvalidInput as error:
+        raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
+    awaited = tuple(signal for signal in read.inbox if signal.name in claim.awaits)
+    return Run(claim, definition, step, loaded, stored, read.inbox, awaited, read.children, surroundings)
+
+
+def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:
+    """Let the newer version make its step and state of an older one's."""
+    assert definition.upcast is not None  # noqa: S101 - Registry.successor returns only such
+    try:
+        state, ref = definition.upcast(decode_value(loaded), claim.step, claim.version)
+        return step_name(ref) or repr(ref), definition.state.admit(state)
+    except Exception as error:
+        raise Unfit(f"upcast from version {claim.version} failed: {type(error).__name__}: {error}") from error

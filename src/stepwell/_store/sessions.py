@@ -1,0 +1,150 @@
+"""Transactions of steps as SQLAlchemy sessions, over the same driver. Imported only where SQLAlchemy is installed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import asyncpg
+import greenlet as _needed  # type: ignore[import-untyped]  # noqa: F401 - without it SQLAlchemy fails when used
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+
+from stepwell._store.database import CLOSE_TIMEOUT, Queryable, Row, meet_types
+from stepwell._store.statements import statement
+from stepwell._store.transactions import END_PATIENCE, STEP, Carrier, StepConnection
+from stepwell.errors import TransactionBroken
+
+
+class StepSession(AsyncSession):
+    """The session of a step. Its transaction is committed with the outcome, and by nobody else."""
+
+    async def commit(self) -> NoReturn:
+        raise TransactionBroken("commit() was called in the step; return an outcome instead, which commits")
+
+    async def rollback(self) -> NoReturn:
+        raise TransactionBroken("rollback() was called in the step; raise an error instead, "
+                                "or use begin_nested() for a part of it")
+
+    async def close(self) -> NoReturn:
+        raise TransactionBroken("close() was called in the step; the session is closed when the step is over")
+
+    async def reset(self) -> NoReturn:
+        await self.close()
+
+    async def invalidate(self) -> NoReturn:
+        await self.close()
+
+
+class Sessions:
+    """A pool whose transactions hand out SQLAlchemy's sessions."""
+
+    def __init__(self, dsn: str, most: int) -> None:
+        self.statements = 0
+        self._dsn = dsn
+        self._free = asyncio.Semaphore(most)  # waits without end, which SQLAlchemy's own pool does not
+        self._engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=self._connect, pool_size=most, max_overflow=0
+        )
+        event.listen(self._engine.sync_engine, "checkout", _refuse_closed)
+
+    async def open(self) -> None:
+        """Nothing to do: it connects when the first step comes."""
+
+    async def close(self) -> None:
+        await asyncio.wait_for(self._engine.dispose(), CLOSE_TIMEOUT)
+
+    async def acquire(self) -> Carrier:
+        await self._free.acquire()
+        try:
+            with _unwrapped():
+                connection = await self._engine.connect()
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+        except BaseException:
+            self._free.release()
+            raise
+        return _Session(self, connection, driver)
+
+    def release(self) -> None:
+        self._free.release()
+
+    async def _connect(self) -> Any:
+        connection = await asyncpg.connect(
+            self._dsn, connection_class=StepConnection, server_settings=STEP, timeout=20
+        )
+        await meet_types(connection)
+        return connection
+
+
+class _Session:
+    """A session on a connection of SQLAlchemy's pool, which keeps the transaction to itself."""
+
+    def __init__(self, owner: Sessions, connection: AsyncConnection, driver: asyncpg.Connection) -> None:
+        self.handed = StepSession(bind=connection, expire_on_commit=False, join_transaction_mode="rollback_only")
+        self.connection = driver
+        self._owner = owner
+        self._connection = connection
+
+    async def begin(self) -> Queryable:
+        await self._connection.begin()
+        return _First(self._owner, self._connection)
+
+    async def write_out(self) -> None:
+        await self.handed.flush()
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def rollback(self) -> None:
+        with _unwrapped():
+            await self._connection.rollback()
+
+    async def give_back(self) -> None:
+        await AsyncSession.close(self.handed)
+        await self.connection.reset(timeout=END_PATIENCE)
+        await self._connection.close()
+        self._owner.release()
+
+    async def discard(self) -> None:
+        try:
+            self.connection.terminate()
+            await AsyncSession.close(self.handed)
+            await self._connection.invalidate()
+            await self._connection.close()
+        finally:
+            self._owner.release()
+
+
+class _First:
+    """The way of a first statement: SQLAlchemy sends its BEGIN before that, and not earlier."""
+
+    def __init__(self, owner: Sessions, connection: AsyncConnection) -> None:
+        self._owner = owner
+        self._connection = connection
+
+    async def fetch(self, name: str, *args: object) -> list[Row]:
+        self._owner.statements += 1
+        with _unwrapped():
+            found = await self._connection.exec_driver_sql(statement(name), args)
+        return list(found.mappings())  # type: ignore[arg-type]  # asked by name, as a record is
+
+
+def _refuse_closed(adapted: Any, _record: Any, _proxy: Any) -> None:
+    """A connection that the server has ended meanwhile: the pool makes another one."""
+    if adapted.driver_connection.is_closed():
+        raise DisconnectionError
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """The driver's own errors, for our own translation."""
+    try:
+        yield
+    except DBAPIError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, asyncpg.PostgresError | asyncpg.InterfaceError | OSError):
+            cause = cause.__cause__
+        raise cause or error from error
