@@ -13,7 +13,7 @@ import pytest
 from stepwell import Await, Context, Done, Engine, Machine, Next, Retry, Spawn, Status, step
 from stepwell._core.entries import NewInstance
 from stepwell._runtime.worker import Worker
-from stepwell._store import clones, instances, signals
+from stepwell._store import clones, instances, keys, signals
 from stepwell._store.signals import NewSignal
 from stepwell._store.statements import statement
 from stepwell.testing import Harness, armed
@@ -24,6 +24,7 @@ from tests.support.race import Session
 from tests.support.waiting import eventually
 
 COMMIT = statement("instances/commit")
+HANDLED = -1
 SOON = timedelta(seconds=0.3)
 
 
@@ -38,6 +39,11 @@ class Booking(Machine):
 
     @step(transactional=True)
     async def start(self, ctx: Context[Any]) -> Next:
+        await self._book(ctx)
+        return Next(self.end)
+
+    @step(transactional=True, timeout=timedelta(seconds=1))
+    async def hurry(self, ctx: Context[Any]) -> Next:
         await self._book(ctx)
         return Next(self.end)
 
@@ -60,6 +66,7 @@ class Booking(Machine):
         return Done([signal.payload for signal in ctx.awaited])
 
     async def handle(self, error: Exception, ctx: Context[Any]) -> Retry:
+        ctx.resources.append(HANDLED)
         raise AssertionError(f"not for handle: {error!r}")
 
 
@@ -105,11 +112,25 @@ async def test_a_lost_commit_runs_again_and_one_whose_answer_is_lost_does_not(
         engine = Engine(proxy.url, machines=[Booking, Child], resources=runs, **options)
         async with engine, engine.worker() as worker:
             result = await booking.result(timeout=30)
-            await eventually(lambda: worker.running == 0)
+            await eventually(lambda: worker.tally.committed == (3 if part == "request" else 2))
 
     assert loss.happened.is_set()
     assert (result, await booked(h)) == ([], 1)
-    assert (runs, worker.tally.stale) == (([0, 1], 0) if part == "request" else ([0], 1))
+    assert (runs, worker.tally.stale) == ([0, 1] if part == "request" else [0], 0)
+
+
+async def test_a_commit_whose_answer_is_late_is_no_timeout_of_the_step(h: Harness, runs: list[int]) -> None:
+    booking = await h.engine.start(Booking, step="hurry")
+
+    async with proxy_to(h.url) as proxy:
+        late = proxy.hold("answer", COMMIT, with_commit=True)
+        engine = Engine(proxy.url, machines=[Booking, Child], resources=runs, poll=SOON, max_poll=SOON)
+        async with engine, engine.worker() as worker:
+            result = await booking.result(timeout=30)
+            await eventually(lambda: worker.tally.committed == 2)
+            late.release()
+
+    assert (result, await booked(h), runs) == ([], 1, [0])
 
 
 async def test_a_step_begins_when_the_database_is_back_and_that_is_no_attempt(h: Harness, runs: list[int]) -> None:
@@ -130,10 +151,11 @@ async def test_a_step_begins_when_the_database_is_back_and_that_is_no_attempt(h:
     assert (waiting, runs, await booked(h)) == ([], [0], 1)
 
 
-async def test_a_row_that_a_foreign_transaction_holds_is_waited_for(
+async def test_a_row_that_a_foreign_transaction_holds_is_waited_for_without_keeping_others_from_its_key(
     h: Harness, foreign: asyncpg.Connection, runs: list[int]
 ) -> None:
-    booking = await h.engine.start(Booking)
+    """The lock of the concurrency key is given back after each try."""
+    booking = await h.engine.start(Booking, concurrency_key="account")
 
     with armed("transactions.returned", hold=True) as returned:
         async with h.engine.worker() as worker:
@@ -142,6 +164,8 @@ async def test_a_row_that_a_foreign_transaction_holds_is_waited_for(
                 await foreign.execute("select from stepwell.instances for no key update")
                 returned.release()
                 await is_trying_again(worker)
+                async with asyncio.timeout(10):
+                    await keys.lock(Session(foreign), ["account"])
                 before = await booked(h)
             await booking.result(timeout=30)
 

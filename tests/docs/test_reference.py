@@ -24,8 +24,8 @@ def _shown(value: object) -> str:
             return f"{value.total_seconds():g} s"
         case None:
             return "none"
-        case "":
-            return "empty"
+        case str():
+            return value or "empty"
         case dict():
             return "`" + ", ".join(f"{queue}={slots}" for queue, slots in value.items()) + "`"
         case int():

@@ -37,7 +37,7 @@ class Tally:
         self.clear()
 
     def _hear(self, record: Any) -> None:
-        if not any(word in record.query for word in _DRIVERS_OWN):
+        if record.query in _NAMES or not any(word in record.query for word in _DRIVERS_OWN):
             self._log.append(_name(record.query))
 
     def clear(self) -> None:

@@ -175,3 +175,33 @@ async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(m
 
         spent = [name for name in tally.sent if name not in HOUSEKEEPING]
         assert spent == ["instances/start", "instances/claim", "workers/begin", "instances/commit"]
+
+
+@pytest.mark.parametrize(
+    ("key", "hanging"),
+    [(None, []), ("account", ["SAVEPOINT", "instances/commit", "keys/lock", "keys/free", "RELEASE"])],
+    ids=["plain", "with its key"],
+)
+async def test_a_transactional_step_costs_two_statements_more_and_a_reset(
+    make_harness: MakeHarness, key: str | None, hanging: list[str]
+) -> None:
+    class Booking(Machine):
+        @step(transactional=True)
+        async def start(self, ctx: Context[None]) -> Done:
+            await ctx.connection.execute("insert into public.ledger values (1)")
+            return Done()
+
+    h = await make_harness([Booking], transactional_pool=1)
+    await h.sql("create table public.ledger (n integer)")
+    async with h.engine.worker() as worker:
+        assert worker._transactor is not None
+        tally = Tally(worker._transactor._pool)  # type: ignore[arg-type]  # counts as a database does
+        await tally.attach()
+        booking = await h.engine.start(Booking, concurrency_key=key)
+        await booking.result(timeout=30)
+
+        written = hanging or ["instances/commit"]
+        reset = "SELECT"
+        await tally.expect(
+            "BEGIN", "transactions/mark", "INSERT", "transactions/seal", *written, "COMMIT", reset
+        )  # fmt: skip

@@ -57,9 +57,9 @@ class Proxy:
         """Lose the next run of a statement, or its answer; `with_commit`: those of the COMMIT that follows it."""
         return self._order(Mishap(statement, part, is_loss=True, with_commit=with_commit))
 
-    def hold(self, part: Part, statement: str) -> Mishap:
-        """Hold the next run of a statement, or its answer, until it is released."""
-        return self._order(Mishap(statement, part, is_loss=False))
+    def hold(self, part: Part, statement: str, *, with_commit: bool = False) -> Mishap:
+        """Hold the next run of a statement, or its answer, until it is released; `with_commit` as above."""
+        return self._order(Mishap(statement, part, is_loss=False, with_commit=with_commit))
 
     def take(self, statement: str) -> Mishap | None:
         """The mishap that is ordered for this run."""

@@ -38,12 +38,12 @@ class Verdict(Enum):
 class _Entry:
     """One commit on its way, and who waits for it."""
 
-    __slots__ = ("answer", "commit", "doubtful", "is_resting", "patience")
+    __slots__ = ("answer", "commit", "doubted", "is_resting", "patience")
 
-    def __init__(self, commit: Commit, answer: asyncio.Future[Verdict]) -> None:
+    def __init__(self, commit: Commit, answer: asyncio.Future[Verdict], doubted: Commit | None) -> None:
         self.commit = commit
         self.answer = answer
-        self.doubtful = False  # an earlier try ended without an answer: it may have landed
+        self.doubted = doubted  # what may have landed: an earlier try that ended without an answer
         self.patience = FIRST_PATIENCE
         self.is_resting = False  # its row is locked by somebody else; it comes back by itself
 
@@ -70,11 +70,14 @@ class Flusher(Service):
         for alone in self._alone:
             alone.cancel()
 
-    async def submit(self, commit: Commit) -> Verdict:
-        """Commit an outcome; raises RefusedByDatabase if Postgres refuses this very one."""
+    async def submit(self, commit: Commit, *, doubted: Commit | None = None) -> Verdict:
+        """Commit an outcome; raises RefusedByDatabase if Postgres refuses this very one.
+
+        With `doubted`, it is committed instead of that one, whose answer was lost, unless that one has landed.
+        """
         if self._is_over:
             raise asyncio.CancelledError
-        entry = _Entry(commit, asyncio.get_running_loop().create_future())
+        entry = _Entry(commit, asyncio.get_running_loop().create_future(), doubted)
         self.waiting += 1
         self._pending.append(entry)
         self.wake()
@@ -116,13 +119,15 @@ class Flusher(Service):
             self._bring_again(entry)
         except StoreFault as error:
             log.warning("flusher: %s: %s; trying again", entry.commit.claim.label, error)
-            entry.doubtful = entry.doubtful or isinstance(error, Outage)
+            if isinstance(error, Outage):
+                entry.doubted = entry.doubted or entry.commit
             self._bring_again(entry)
 
     def _keep(self, entries: list[_Entry], *, doubtful: bool) -> None:
         """Put entries back in front: an outage loses no outcome."""
-        for entry in entries:
-            entry.doubtful = entry.doubtful or doubtful
+        if doubtful:
+            for entry in entries:
+                entry.doubted = entry.doubted or entry.commit
         self._pending = entries + self._pending
 
     async def _flush(self, batch: list[_Entry], lock_timeout: timedelta | None = None) -> None:
@@ -166,8 +171,8 @@ class Flusher(Service):
             trace = traces.get(entry.commit.claim.id)
             if trace is not None and is_ours(entry.commit, trace):
                 self._bring_again(entry)
-            elif entry.doubtful and trace is not None and _has_landed(entry.commit, trace):
-                self._announcer.landed(entry.commit)
+            elif entry.doubted is not None and trace is not None and _has_landed(entry.commit, trace):
+                self._announcer.landed(entry.doubted)
                 self._answer(entry, Verdict.COMMITTED)
             else:
                 log.warning("flusher: %s: stale, its claim is no longer ours", entry.commit.claim.label)

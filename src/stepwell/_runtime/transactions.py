@@ -17,7 +17,7 @@ from stepwell._core.faults import Outage, Refusal, StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.transition import again
 from stepwell._runtime.announcer import Announcer
-from stepwell._runtime.flusher import FIRST_PATIENCE, LONGEST_PATIENCE, Flusher, Verdict, is_ours
+from stepwell._runtime.flusher import FIRST_PATIENCE, LONGEST_PATIENCE, Flusher, is_ours
 from stepwell._runtime.hands import Hand
 from stepwell._runtime.runs import Run
 from stepwell._runtime.tally import Tally
@@ -150,15 +150,14 @@ class Transactor:
             raise TransactionBroken("the step cancelled or restarted its own instance in it; return Stop, "
                                     "or Next, instead")
         self._tally.stale += 1
+        self._announcer.stale(commit)
         log.warning("transactions: %s: stale, its claim is no longer ours", claim.label)
 
     async def _run_again(self, hand: Hand, lost: _Lost) -> None:
-        """Let the step run again. If its transaction has landed after all, the fence has grown, and this is stale."""
+        """Let the step run again, unless its transaction has landed after all: then the fence has grown."""
         log.warning("transactions: %s: its connection is lost (%s); it runs again", hand.claim.label, lost)
         hand.submitted = True
-        verdict = await self._flusher.submit(again(hand.claim, lost.cause))
-        if verdict is Verdict.STALE and lost.commit is not None:
-            self._announcer.landed(lost.commit)
+        await self._flusher.submit(again(hand.claim, lost.cause), doubted=lost.commit)
 
 
 async def _is_still_ours(database: Queryable, commit: Commit) -> bool:

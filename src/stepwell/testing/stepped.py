@@ -150,3 +150,5 @@ class SteppedWorker(Worker):
         await asyncio.gather(*begun, return_exceptions=True)
         await self._subscriptions.aclose()
         await self._executor.drain(0.0)
+        if self._transactor is not None:
+            await self._transactor.close()
