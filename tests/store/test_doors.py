@@ -22,8 +22,8 @@ async def test_the_doors_run_the_engines_statement_as_it_is(connection: asyncpg.
 
 async def test_there_are_no_other_copies(connection: asyncpg.Connection) -> None:
     copies = await connection.fetch(
-        "select proname from pg_proc where pronamespace = 'stepwell'::regnamespace and prosrc like '%return query%'"
-        " and proname like '\\_%'"
+        "select proname from pg_proc where pronamespace = 'stepwell'::regnamespace"
+        " and prosrc like '%' || chr(10) || 'return query' || chr(10) || '--%'"
     )
 
     assert {row["proname"] for row in copies} <= {function_name(name) for name in STATEMENTS}

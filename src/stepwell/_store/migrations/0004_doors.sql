@@ -42,139 +42,208 @@ $$;
 -- What is wrong with a name or a key; null if nothing is.
 create function stepwell._name_problem(name text, may_be_empty boolean default false)
 returns text
-language sql immutable parallel safe
-return case
+language sql stable parallel safe as $$
+select case
   when name = '' and not may_be_empty then 'is empty; leave it out instead'
   when char_length(name) > 200 then format('has %s characters, 200 are allowed', char_length(name))
-end;
-
-
--- What is wrong with an object of the given fields (name → type, null: any): a field unknown, or of another type.
-create function stepwell._shape_problem(given jsonb, fields jsonb, out field text, out problem text)
-language plpgsql immutable as $$
-begin
-  if jsonb_typeof(given) <> 'object' then
-    field := '';
-    problem := format('expected an object, got %s', jsonb_typeof(given));
-    return;
-  end if;
-  select g.key,
-         case when not fields ? g.key
-              then format('is unknown (known: %s)',
-                          (select string_agg(f, ', ' order by f) from jsonb_object_keys(fields) f))
-              else format('expected %s, got %s', fields ->> g.key, jsonb_typeof(g.value))
-         end
-  into field, problem
-  from jsonb_each(given) g
-  where not fields ? g.key
-     or (fields ->> g.key is not null and jsonb_typeof(g.value) not in (fields ->> g.key, 'null'))
-  limit 1;
 end
 $$;
 
 
--- Check the entries of a start and fill in what the machine says: version, step, queue.
--- Returns: [{position, machine, version, step, …, state, unchecked}], ready for the insert.
-create function stepwell._check_entries(entries jsonb)
-returns jsonb
+-- What is wrong with a long JSON value that met no Python yet: what a worker could not read; null if nothing is.
+-- Only a text with so many digits in a row can hold a number that is too long.
+create function stepwell._json_problem(value jsonb)
+returns text
+language sql stable as $$
+select case
+  when position(repeat('0', 1001) in translate(value::text, '123456789', '000000000')) > 0
+    and jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@ >= 1e1000 || @ <= -1e1000))')
+    then 'has a number of more than 1000 digits; send it as a string'
+  when jsonb_path_exists(value, '$.**{500}.type() ? (@ == "object" || @ == "array")')
+    then 'is nested more than 500 deep'
+end
+$$;
+
+
+-- A time with its zone, read from text; null if it is none.
+create function stepwell._read_time(written text)
+returns timestamptz
+language plpgsql stable as $$
+begin
+  if written ~ ('^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?'
+                '(Z|[+-][0-9]{2}(:?[0-9]{2})?)$') then
+    return written::timestamptz;
+  end if;
+  return null;
+exception when data_exception then
+  return null;
+end
+$$;
+
+
+-- Refuse what is no array of objects with these fields (name → type, null: any).
+create function stepwell._check_shape(what text, given jsonb, fields jsonb)
+returns void
 language plpgsql as $$
 declare
-  fields constant jsonb := '{"machine": "string", "version": "number", "step": "string", "state": null, "key": "string",
-    "key_scope": "string", "queue": "string", "priority": "number", "delay": "number", "at": "string",
-    "concurrency_key": "string", "tenant": "string", "checked": "boolean"}';
-  largest constant bigint := (select max_payload from stepwell.meta);
   bad record;
-  checked jsonb;
 begin
-  if entries is null or jsonb_typeof(entries) <> 'array' then
-    perform stepwell._refuse('SW001', 'entries', 'expected an array of objects');
+  if given is null or jsonb_typeof(given) <> 'array' then
+    perform stepwell._refuse('SW001', what, 'expected an array of objects');
   end if;
-
-  select format('entries[%s]', e.place - 1) as place, s.field, s.problem
+  select format('%s[%s]', what, e.place - 1) as entry, jsonb_typeof(e.entry) as type, f.key,
+         jsonb_typeof(f.value) as got
   into bad
-  from jsonb_array_elements(entries) with ordinality as e(entry, place)
-  cross join lateral stepwell._shape_problem(e.entry, fields) s
-  where s.problem is not null
-  order by e.place
+  from jsonb_array_elements(given) with ordinality as e(entry, place)
+  cross join lateral jsonb_each(case jsonb_typeof(e.entry) when 'object' then e.entry else '{"": 0}' end) f
+  where not fields ? f.key or jsonb_typeof(f.value) not in (fields ->> f.key, 'null')
+  order by e.place, f.key
   limit 1;
-  if found then
-    perform stepwell._refuse('SW001', coalesce(nullif(bad.field, ''), bad.place),
-                             bad.problem || case when bad.field = '' then '' else format(' (in %s)', bad.place) end);
+  if not found then
+    return;
+  elsif bad.type <> 'object' then
+    perform stepwell._refuse('SW001', bad.entry, format('expected an object, got %s', bad.type));
+  elsif not fields ? bad.key then
+    perform stepwell._refuse('SW001', bad.key, format(
+      'is unknown (known: %s) (in %s)', (select string_agg(f, ', ' order by f) from jsonb_object_keys(fields) f),
+      bad.entry));
   end if;
+  perform stepwell._refuse('SW001', bad.key,
+                           format('expected %s, got %s (in %s)', fields ->> bad.key, bad.got, bad.entry));
+end
+$$;
 
-  select r.code, r.field, r.problem || case when jsonb_array_length(entries) > 1
-                                                then format(' (in entries[%s])', e.place - 1) else '' end as problem
-  into bad
-  from jsonb_array_elements(entries) with ordinality as e(entry, place)
-  left join stepwell.machines m
-    on m.name = e.entry ->> 'machine'
-   and case when e.entry ->> 'version' is null then m.active else m.version = (e.entry ->> 'version')::numeric end
-  cross join lateral (values
-    ('SW001', 'machine', case when e.entry ->> 'machine' is null then 'is missing; name the machine to start' end),
-    ('SW002', 'machine', case when m.name is null then format(
-      '%L%s is not known to this database; run stepwell migrate --app …, or start a worker that has it',
-      e.entry ->> 'machine', ' version ' || (e.entry ->> 'version')) end),
-    ('SW003', 'step', case when e.entry ->> 'step' <> all (m.steps) then format(
-      'machine %L has no step %L (it has: %s)', m.name, e.entry ->> 'step', array_to_string(m.steps, ', ')) end),
-    ('SW001', 'key', stepwell._name_problem(e.entry ->> 'key')),
-    ('SW001', 'key_scope', case when e.entry ->> 'key_scope' not in ('live', 'forever') then format(
-      '%L is not allowed; it is ''live'', ''forever'' or null', e.entry ->> 'key_scope') end),
-    ('SW001', 'queue', stepwell._name_problem(e.entry ->> 'queue')),
-    ('SW001', 'priority', case
-      when (e.entry ->> 'priority')::numeric not between -32768 and 32767
-        or (e.entry ->> 'priority')::numeric % 1 <> 0
-      then format('%s is no whole number from -32768 to 32767 (lower first)', e.entry ->> 'priority') end),
-    ('SW001', 'delay', case
-      when e.entry ->> 'at' is not null and e.entry ->> 'delay' is not null
-      then 'both delay and at are given; give one of them'
-      when (e.entry ->> 'delay')::numeric not between 0 and 36500 * 86400.0
-      then format('%s is out of range (0 to 36500 days, in seconds)', e.entry ->> 'delay') end),
-    ('SW001', 'at', case
-      when e.entry ->> 'at' !~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)$'
-        or e.entry ->> 'at' > '9000'
-      then format('%L is no time with a time zone up to the year 9000, like 2030-01-31T12:00:00Z',
-                  e.entry ->> 'at') end),
-    ('SW001', 'concurrency_key', stepwell._name_problem(e.entry ->> 'concurrency_key')),
-    ('SW001', 'tenant', stepwell._name_problem(e.entry ->> 'tenant', true)),
-    ('SW004', 'state', case
-      when e.entry ->> 'checked' is distinct from 'true' and octet_length(e.entry ->> 'state') > largest
-      then format('%s bytes are more than max_payload (%s); store a reference instead',
-                  octet_length(e.entry ->> 'state'), largest) end)
-  ) r(code, field, problem)
-  where r.problem is not null
-  order by e.place
-  limit 1;
-  if found then
-    perform stepwell._refuse(bad.code, bad.field, bad.problem);
+
+-- What is wrong with a start, as {SQLSTATE, field, problem}; null if nothing is. What is null was not given.
+-- `known` and `steps` are its machine's, null if there is none. One expression, so that the planner can inline it.
+create function stepwell._start_problem(
+  machine text, version numeric, step text, key text, key_scope text, queue text, priority numeric, delay numeric,
+  written_at text, at timestamptz, concurrency_key text, tenant text, state jsonb, is_checked boolean, known text,
+  steps text[], largest bigint)
+returns text[]
+language sql stable as $$
+select case
+  when machine is null then array['SW001', 'machine', 'is missing; name the machine to start']
+  when known is null then array['SW002', 'machine', format(
+    '%L%s is not known to this database; run stepwell migrate --app …, or start a worker that has it',
+    left(machine, 200), ' version ' || left(version::text, 20))]
+  when step <> all (steps) then array['SW003', 'step', format(
+    'machine %L has no step %L (it has: %s)', machine, left(step, 200), array_to_string(steps, ', '))]
+  when stepwell._name_problem(key) is not null then array['SW001', 'key', stepwell._name_problem(key)]
+  when key_scope not in ('live', 'forever') then array['SW001', 'key_scope', format(
+    '%L is not allowed; it is ''live'', ''forever'' or null', left(key_scope, 200))]
+  when stepwell._name_problem(queue) is not null then array['SW001', 'queue', stepwell._name_problem(queue)]
+  when queue ~ '[[:cntrl:]]' then array['SW001', 'queue', 'has a character that does not print']
+  when priority not between -32768 and 32767 or priority % 1 <> 0 then array['SW001', 'priority', format(
+    '%s is no whole number from -32768 to 32767 (lower first)', left(priority::text, 20))]
+  when delay is not null and written_at is not null then array['SW001', 'delay',
+    'both delay and at are given; give one of them']
+  when delay not between 0 and 36500 * 86400.0 then array['SW001', 'delay', format(
+    '%s s is out of range (0 to 36500 days)', left(delay::text, 20))]
+  when written_at is not null and (at >= '0001-01-01 00:00+00' and at < '9001-01-01 00:00+00') is not true
+    then array['SW001', 'at', format(
+    '%L is no time with a time zone up to the year 9000, like 2030-01-31T12:00:00Z', left(written_at, 50))]
+  when stepwell._name_problem(concurrency_key) is not null
+    then array['SW001', 'concurrency_key', stepwell._name_problem(concurrency_key)]
+  when stepwell._name_problem(tenant, true) is not null
+    then array['SW001', 'tenant', stepwell._name_problem(tenant, true)]
+  when is_checked then null
+  when jsonb_typeof(state) not in ('object', 'null') then array['SW001', 'state', format(
+    'expected an object, got %s', jsonb_typeof(state))]
+  when octet_length(state::text) > largest then array['SW004', 'state', format(
+    '%s bytes are more than max_payload (%s); store a reference instead', octet_length(state::text), largest)]
+  when octet_length(state::text) > 1000 and stepwell._json_problem(state) is not null
+    then array['SW001', 'state', stepwell._json_problem(state)]
+end
+$$;
+
+
+-- Insert starts that were checked, tell who occupies the keys of the others, and notify the workers.
+-- Each array has one place per start. Called by the doors only, which fix the planner's settings. Places are looked up
+-- in a hash, not joined (is true): see instances/start.sql.
+create function stepwell._start(
+  machines text[], versions integer[], steps text[], queues text[], priorities smallint[], delays interval[],
+  times timestamptz[], tenants text[], keys text[], key_scopes text[], concurrency_keys text[], states text[],
+  unchecked boolean[], notify boolean)
+returns table ("position" integer, id bigint, is_duplicate boolean)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  positions integer[] := array(select generate_series(0, cardinality(machines) - 1));
+  ids bigint[];
+  places integer[];
+  buried bigint[];
+  occupied integer[];
+  ready text[];
+  is_later boolean;
+  all_ready text[] := '{}';
+  has_later boolean := false;
+begin
+  for attempt in 1 .. 10 loop
+    select coalesce(array_agg(s.id), '{}'), coalesce(array_agg(s.position + 1), '{}'),
+           array_agg(distinct s.queue) filter (where not s.later), coalesce(bool_or(s.later), false)
+    into ids, places, ready, is_later
+    from stepwell._instances_start(machines, versions, steps, queues, priorities, delays, times, tenants, keys,
+                                   key_scopes, concurrency_keys, states, '{}', '{}', '{}', unchecked) s;
+    all_ready := all_ready || ready;
+    has_later := has_later or is_later;
+
+    -- A key whose last holder was pruned while we waited for its deletion has a tombstone that we did not see.
+    if array_remove(keys, null) <> '{}' then
+      buried := array(select b.id from stepwell._instances_find_buried(ids) b);
+      if buried <> '{}' then
+        perform stepwell._instances_unstart(buried);
+        select coalesce(array_agg(s.id), '{}'), coalesce(array_agg(s.place), '{}')
+        into ids, places
+        from unnest(ids, places) as s(id, place)
+        where s.id not in (select unnest(buried));
+      end if;
+    end if;
+    return query select positions[s.place], s.id, false from unnest(ids, places) as s(id, place);
+    exit when cardinality(places) = cardinality(positions);
+
+    -- What is left is occupied, or was a moment ago; who has left since then is tried once more.
+    places := array(select e.place from generate_series(1, cardinality(positions)) as e(place)
+                    where e.place not in (select unnest(places)) order by e.place);
+    select coalesce(array_agg(places[o.position + 1]), '{}'), coalesce(array_agg(o.id), '{}')
+    into occupied, ids
+    from stepwell._instances_find_occupants(
+      array(select e.tenant from unnest(tenants) with ordinality as e(tenant, place)
+            where (e.place in (select unnest(places))) is true order by e.place),
+      array(select e.key from unnest(keys) with ordinality as e(key, place)
+            where (e.place in (select unnest(places))) is true order by e.place)) o;
+    return query select positions[o.place], o.id, true from unnest(ids, occupied) as o(id, place);
+    exit when cardinality(occupied) = cardinality(places);
+    if attempt = 10 then
+      raise exception using errcode = 'serialization_failure',
+        message = 'keys changed hands faster than they could be taken; try the transaction again';
+    end if;
+    select array_agg(e.position), array_agg(e.machine), array_agg(e.version), array_agg(e.step), array_agg(e.queue),
+           array_agg(e.priority), array_agg(e.delay), array_agg(e.at), array_agg(e.tenant), array_agg(e.key),
+           array_agg(e.key_scope), array_agg(e.concurrency_key), array_agg(e.state), array_agg(e.unchecked)
+    into positions, machines, versions, steps, queues, priorities, delays, times, tenants, keys, key_scopes,
+         concurrency_keys, states, unchecked
+    from unnest(positions, machines, versions, steps, queues, priorities, delays, times, tenants, keys, key_scopes,
+                concurrency_keys, states, unchecked)
+         with ordinality as e(position, machine, version, step, queue, priority, delay, at, tenant, key, key_scope,
+                              concurrency_key, state, unchecked, place)
+    where (e.place in (select unnest(places))) is true and e.place not in (select unnest(occupied));
+  end loop;
+
+  if notify is not false then
+    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
+    if has_later then
+      perform pg_notify('stepwell_due', '');
+    end if;
   end if;
-
-  select jsonb_agg(jsonb_build_object(
-           'position', e.place - 1, 'machine', m.name, 'version', m.version,
-           'step', coalesce(e.entry ->> 'step', m.initial), 'queue', coalesce(e.entry ->> 'queue', m.queue),
-           'priority', coalesce((e.entry ->> 'priority')::integer, 0),
-           'delay', e.entry ->> 'delay', 'at', e.entry ->> 'at', 'tenant', coalesce(e.entry ->> 'tenant', ''),
-           'key', case when scope is not null then e.entry ->> 'key' end,
-           'key_scope', case when e.entry ->> 'key' is not null then scope end,
-           'concurrency_key', e.entry ->> 'concurrency_key',
-           'state', case when is_checked then e.entry -> 'state'
-                         else coalesce(nullif(e.entry -> 'state', 'null'), '{}') end,
-           'unchecked', not is_checked) order by e.place)
-  into checked
-  from jsonb_array_elements(entries) with ordinality as e(entry, place)
-  join stepwell.machines m
-    on m.name = e.entry ->> 'machine'
-   and case when e.entry ->> 'version' is null then m.active else m.version = (e.entry ->> 'version')::numeric end
-  cross join lateral (
-    select case when e.entry ? 'key_scope' then e.entry ->> 'key_scope' else 'live' end,
-           coalesce((e.entry ->> 'checked')::boolean, false)) s(scope, is_checked);
-  return coalesce(checked, '[]');
 end
 $$;
 
 
 -- Start many instances. Entries: [{machine, state, key, …}], as the arguments of `start`; delay in seconds.
 -- Returns: one row per entry: its position from 0, the instance's id, and whether that is another instance that
---   occupies the key: a duplicate is an answer here, not an error.
+--   occupies the key: a duplicate is an answer here, not an error. The order of the rows is not that of the entries.
+-- `checked` is what Python says of entries whose state it has checked itself.
 create function stepwell.start_many(entries jsonb, notify boolean default true)
 returns table ("position" integer, id bigint, is_duplicate boolean)
 language plpgsql security definer
@@ -188,85 +257,54 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  pending jsonb;
-  started jsonb;
-  buried bigint[];
-  occupied jsonb;
-  queues text[] := '{}';
-  has_later boolean := false;
+  given record;
 begin
   perform stepwell._check_isolation();
-  pending := stepwell._check_entries(entries);
-  for attempt in 1 .. 10 loop
-    exit when jsonb_array_length(pending) = 0;
+  perform stepwell._check_shape('entries', entries, '{"machine": "string", "version": "number", "step": "string",
+    "state": null, "key": "string", "key_scope": "string", "queue": "string", "priority": "number", "delay": "number",
+    "at": "string", "concurrency_key": "string", "tenant": "string", "checked": "boolean"}');
 
-    select coalesce(jsonb_agg(jsonb_build_object('entry', (pending -> s.position) - 'state', 'id', s.id,
-                                                 'queue', s.queue, 'later', s.later)), '[]')
-    into started
-    from (select array_agg(e.machine), array_agg(e.version), array_agg(e.step), array_agg(e.queue),
-                 array_agg(e.priority), array_agg(make_interval(secs => e.delay)), array_agg(e.at),
-                 array_agg(e.tenant), array_agg(e.key), array_agg(e.key_scope), array_agg(e.concurrency_key),
-                 array_agg(coalesce(e.state, 'null')::text), array_agg(null::bigint), array_agg(null::integer)
-          from (select * from jsonb_to_recordset(pending) as r(
-                  "position" integer, machine text, version integer, step text, queue text, priority smallint,
-                  delay float8, at timestamptz, tenant text, key text, key_scope text, concurrency_key text,
-                  state jsonb)
-                order by r.position) e
-         ) a(machine, version, step, queue, priority, delay, at, tenant, key, key_scope, concurrency_key, state,
-             nobody, none)
-    cross join lateral stepwell._instances_start(
-      a.machine, a.version, a.step, a.queue, a.priority, a.delay, a.at, a.tenant, a.key, a.key_scope,
-      a.concurrency_key, a.state, a.nobody, a.none, a.none) s;
-
-    -- A key whose last holder was pruned while we waited for its deletion has a tombstone that we did not see.
-    select coalesce(array_agg(b.id), '{}')
-    into buried
-    from stepwell._instances_find_buried(array(select (s ->> 'id')::bigint from jsonb_array_elements(started) s
-                                               where s -> 'entry' ->> 'key' is not null)) b;
-    if buried <> '{}' then
-      perform stepwell._instances_unstart(buried);
-      select coalesce(jsonb_agg(s), '[]') into started
-      from jsonb_array_elements(started) s
-      where (s ->> 'id')::bigint <> all (buried);
-    end if;
-
-    update stepwell.instance_data d
-    set unchecked = true
-    where d.id = any (array(select (s ->> 'id')::bigint from jsonb_array_elements(started) s
-                            where (s -> 'entry' ->> 'unchecked')::boolean));
-    return query
-      select (s -> 'entry' ->> 'position')::integer, (s ->> 'id')::bigint, false
-      from jsonb_array_elements(started) s;
-    queues := queues || array(select s ->> 'queue' from jsonb_array_elements(started) s
-                              where not (s ->> 'later')::boolean);
-    has_later := has_later or exists (select from jsonb_array_elements(started) s where (s ->> 'later')::boolean);
-
-    -- What is left is occupied, or was a moment ago; who has left since then is tried once more.
-    select coalesce(jsonb_agg(p), '[]') into pending
-    from jsonb_array_elements(pending) p
-    where p ->> 'position' not in (select s -> 'entry' ->> 'position' from jsonb_array_elements(started) s);
-    exit when jsonb_array_length(pending) = 0;
-    select coalesce(jsonb_agg(jsonb_build_object('position', pending -> o.position -> 'position', 'id', o.id)), '[]')
-    into occupied
-    from stepwell._instances_find_occupants(array(select p ->> 'tenant' from jsonb_array_elements(pending) p),
-                                            array(select p ->> 'key' from jsonb_array_elements(pending) p)) o;
-    return query
-      select (o ->> 'position')::integer, (o ->> 'id')::bigint, true
-      from jsonb_array_elements(occupied) o;
-    select coalesce(jsonb_agg(p), '[]') into pending
-    from jsonb_array_elements(pending) p
-    where p ->> 'position' not in (select o ->> 'position' from jsonb_array_elements(occupied) o);
-  end loop;
-  if jsonb_array_length(pending) > 0 then
-    raise exception using errcode = 'serialization_failure',
-      message = 'keys changed hands faster than they could be taken; try the transaction again';
-  end if;
-
-  if notify then
-    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(queues) as queue) q;
-    if has_later then
-      perform pg_notify('stepwell_due', '');
-    end if;
+  select (array_agg(array[c.problem[1], c.problem[2], c.problem[3], (c.place - 1)::text] order by c.place)
+          filter (where c.problem is not null)) as problems,
+         array_agg(c.known) as machine, array_agg(c.known_version) as version,
+         array_agg(coalesce(c.step, c.initial)) as step,
+         array_agg(coalesce(c.queue, c.known_queue)) as queue,
+         array_agg(coalesce(c.priority, 0)::smallint) filter (where c.problem is null) as priority,
+         array_agg(make_interval(secs => c.delay::float8)) filter (where c.problem is null) as delay,
+         array_agg(c.at) as at, array_agg(coalesce(c.tenant, '')) as tenant,
+         array_agg(case when c.scope is not null then c.key end) as key,
+         array_agg(case when c.key is not null then c.scope end) as key_scope,
+         array_agg(c.concurrency_key) as concurrency_key,
+         array_agg(case when c.state is null or c.state = 'null' then '{}' else c.state::text end) as state,
+         array_agg(not c.is_checked) as unchecked
+  into given
+  from (select e.*, m.name as known, m.version as known_version, m.initial, m.queue as known_queue, x.*,
+               stepwell._start_problem(
+                 e.machine, e.version, e.step, e.key, x.scope, e.queue, e.priority, e.delay, e.written_at, x.at,
+                 e.concurrency_key, e.tenant, e.state, x.is_checked, m.name, m.steps,
+                 (select max_payload from stepwell.meta)) as problem
+        from rows from (
+          jsonb_array_elements(entries),
+          jsonb_to_recordset(entries) as (
+            machine text, version numeric, step text, key text, queue text, priority numeric, delay numeric, at text,
+            concurrency_key text, tenant text, state jsonb, checked boolean)
+        ) with ordinality as e(entry, machine, version, step, key, queue, priority, delay, written_at, concurrency_key,
+                               tenant, state, checked, place)
+        left join stepwell.machines m
+          on m.name = e.machine and case when e.version is null then m.active else m.version = e.version end
+        cross join lateral (
+          select case when e.written_at is not null then stepwell._read_time(e.written_at) end as at,
+                 case when e.entry ? 'key_scope' then e.entry ->> 'key_scope' else 'live' end as scope,
+                 coalesce(e.checked, false) as is_checked
+          offset 0) x
+        order by e.place) c;
+  if given.problems is not null then
+    perform stepwell._refuse(given.problems[1][1], given.problems[1][2], given.problems[1][3]
+      || case when jsonb_array_length(entries) > 1 then format(' (in entries[%s])', given.problems[1][4]) else '' end);
+  elsif given.machine is not null then
+    return query select * from stepwell._start(
+      given.machine, given.version, given.step, given.queue, given.priority, given.delay, given.at, given.tenant,
+      given.key, given.key_scope, given.concurrency_key, given.state, given.unchecked, notify);
   end if;
 end
 $$;
@@ -282,22 +320,42 @@ create function stepwell.start(
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
+  known record;
+  problem text[];
   started record;
 begin
+  perform stepwell._check_isolation();
   if if_exists is null or if_exists not in ('raise', 'return') then
-    perform stepwell._refuse('SW001', 'if_exists', format('%L is neither ''raise'' nor ''return''', if_exists));
-  elsif delay not between interval '0' and interval '36500 days' then
-    perform stepwell._refuse('SW001', 'delay', format('%s is out of range (0 to 36500 days)', delay));
-  elsif delay is not null and at is not null then
-    perform stepwell._refuse('SW001', 'delay', 'both delay and at are given; give one of them');
+    perform stepwell._refuse('SW001', 'if_exists',
+                             format('%L is neither ''raise'' nor ''return''', left(if_exists, 200)));
   end if;
-  select s.id, s.is_duplicate into started
-  from stepwell.start_many(jsonb_build_array(jsonb_build_object(
-    'machine', machine, 'state', state, 'key', key, 'key_scope', key_scope, 'queue', queue, 'priority', priority,
-    'at', coalesce(at, stepwell.now() + delay), 'step', step, 'concurrency_key', concurrency_key, 'version', version,
-    'tenant', tenant)), notify) s;
+  select m.name, m.version, m.initial, m.queue, m.steps, l.max_payload
+  into known
+  from stepwell.meta l
+  left join stepwell.machines m
+    on m.name = start.machine and case when start.version is null then m.active else m.version = start.version end;
+  problem := stepwell._start_problem(
+    machine, version, step, key, key_scope, queue, priority, extract(epoch from delay), at::text, at, concurrency_key,
+    tenant, state, false, known.name, known.steps, known.max_payload);
+  if problem is not null then
+    perform stepwell._refuse(problem[1], problem[2], problem[3]);
+  end if;
+  select s.id, s.is_duplicate
+  into started
+  from stepwell._start(
+    array[known.name], array[known.version], array[coalesce(step, known.initial)], array[coalesce(queue, known.queue)],
+    array[coalesce(priority, 0)::smallint], array[delay], array[at], array[coalesce(tenant, '')],
+    array[case when key_scope is not null then key end], array[case when key is not null then key_scope end],
+    array[concurrency_key], array[case when state is null or state = 'null' then '{}' else state::text end],
+    array[true], notify) s;
   if started.is_duplicate and if_exists = 'raise' then
     raise exception using errcode = 'SW010', column = 'key', detail = started.id::text,
       message = format('key: %L is occupied by instance %s', key, started.id),
@@ -308,7 +366,73 @@ end
 $$;
 
 
--- Signal many instances. Signals: [{id or key, name, payload, dedup_key, tenant}].
+-- What is wrong with a signal, as {SQLSTATE, field, problem}; null if nothing is. As _start_problem.
+create function stepwell._signal_problem(
+  id numeric, key text, name text, dedup_key text, tenant text, payload jsonb, is_checked boolean, largest bigint)
+returns text[]
+language sql stable as $$
+select case
+  when (id is null) = (key is null) then array['SW001', 'id', 'give either the id or the key of the instance to signal']
+  when id % 1 <> 0 then array['SW001', 'id', 'expected a whole number']
+  when stepwell._name_problem(key) is not null then array['SW001', 'key', stepwell._name_problem(key)]
+  when name is null then array['SW001', 'name', 'is missing; name the signal']
+  when stepwell._name_problem(name) is not null then array['SW001', 'name', stepwell._name_problem(name)]
+  when stepwell._name_problem(dedup_key) is not null
+    then array['SW001', 'dedup_key', stepwell._name_problem(dedup_key)]
+  when stepwell._name_problem(tenant, true) is not null
+    then array['SW001', 'tenant', stepwell._name_problem(tenant, true)]
+  when is_checked then null
+  when octet_length(payload::text) > largest then array['SW004', 'payload', format(
+    '%s bytes are more than max_payload (%s); send a reference instead', octet_length(payload::text), largest)]
+  when octet_length(payload::text) > 1000 and stepwell._json_problem(payload) is not null
+    then array['SW001', 'payload', stepwell._json_problem(payload)]
+end
+$$;
+
+
+-- Deliver signals that were checked, and notify the workers. Each array has one place per signal.
+create function stepwell._signal(
+  ids bigint[], tenants text[], keys text[], names text[], payloads text[], dedup_keys text[], notify boolean)
+returns table ("position" integer, id bigint)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  positions integer[] := array(select generate_series(0, cardinality(names) - 1));
+  orphans integer[];
+  reached bigint[];
+  ready text[];
+  all_ready text[] := '{}';
+begin
+  for attempt in 1 .. 10 loop
+    -- A key's holder that ended while we waited for it may have a successor: those are tried once more.
+    select array_agg(d.target order by d.position), array_agg(distinct d.queue) filter (where d.queue is not null),
+           coalesce(array_agg(d.position + 1) filter (where d.target is null and d.resolved is not null), '{}')
+    into reached, ready, orphans
+    from stepwell._signals_deliver(ids, tenants, keys, names, payloads, dedup_keys) d;
+    all_ready := all_ready || ready;
+    orphans := array(select e.place from unnest(keys) with ordinality as e(key, place)
+                     where e.key is not null and (e.place in (select unnest(orphans))) is true and attempt < 10);
+    return query
+      select positions[r.place], r.target
+      from unnest(reached) with ordinality as r(target, place)
+      where r.place not in (select unnest(orphans));
+    exit when orphans = '{}';
+    select array_agg(e.position), array_agg(e.id), array_agg(e.tenant), array_agg(e.key), array_agg(e.name),
+           array_agg(e.payload), array_agg(e.dedup_key)
+    into positions, ids, tenants, keys, names, payloads, dedup_keys
+    from unnest(positions, ids, tenants, keys, names, payloads, dedup_keys)
+         with ordinality as e(position, id, tenant, key, name, payload, dedup_key, place)
+    where (e.place in (select unnest(orphans))) is true;
+  end loop;
+
+  if notify is not false then
+    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
+  end if;
+end
+$$;
+
+
+-- Signal many instances. Signals: [{id or key, name, payload, dedup_key, tenant}]; `checked`: see start_many.
 -- Returns: one row per signal: its position from 0, and the id it reached (null: nobody was there).
 create function stepwell.signal_many(signals jsonb, notify boolean default true)
 returns table ("position" integer, id bigint)
@@ -323,90 +447,34 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  fields constant jsonb := '{"id": "number", "key": "string", "name": "string", "payload": null, "dedup_key": "string",
-    "tenant": "string", "checked": "boolean"}';
-  largest constant bigint := (select max_payload from stepwell.meta);
-  bad record;
-  pending jsonb;
-  delivered jsonb;
-  queues text[] := '{}';
+  given record;
 begin
   perform stepwell._check_isolation();
-  if signals is null or jsonb_typeof(signals) <> 'array' then
-    perform stepwell._refuse('SW001', 'signals', 'expected an array of objects');
-  end if;
+  perform stepwell._check_shape('signals', signals, '{"id": "number", "key": "string", "name": "string",
+    "payload": null, "dedup_key": "string", "tenant": "string", "checked": "boolean"}');
 
-  select format('signals[%s]', g.place - 1) as place, s.field, s.problem
-  into bad
-  from jsonb_array_elements(signals) with ordinality as g(signal, place)
-  cross join lateral stepwell._shape_problem(g.signal, fields) s
-  where s.problem is not null
-  order by g.place
-  limit 1;
-  if found then
-    perform stepwell._refuse('SW001', coalesce(nullif(bad.field, ''), bad.place),
-                             bad.problem || case when bad.field = '' then '' else format(' (in %s)', bad.place) end);
-  end if;
-
-  select r.code, r.field, r.problem || case when jsonb_array_length(signals) > 1
-                                                then format(' (in signals[%s])', g.place - 1) else '' end as problem
-  into bad
-  from jsonb_array_elements(signals) with ordinality as g(signal, place)
-  cross join lateral (values
-    ('SW001', 'id', case
-      when (g.signal ->> 'id' is null) = (g.signal ->> 'key' is null)
-      then 'give either the id or the key of the instance to signal'
-      when (g.signal ->> 'id')::numeric % 1 <> 0 then 'expected a whole number' end),
-    ('SW001', 'key', stepwell._name_problem(g.signal ->> 'key')),
-    ('SW001', 'name', case when g.signal ->> 'name' is null then 'is missing; name the signal'
-                           else stepwell._name_problem(g.signal ->> 'name') end),
-    ('SW001', 'dedup_key', stepwell._name_problem(g.signal ->> 'dedup_key')),
-    ('SW001', 'tenant', stepwell._name_problem(g.signal ->> 'tenant', true)),
-    ('SW004', 'payload', case
-      when g.signal ->> 'checked' is distinct from 'true' and octet_length(g.signal ->> 'payload') > largest
-      then format('%s bytes are more than max_payload (%s); send a reference instead',
-                  octet_length(g.signal ->> 'payload'), largest) end)
-  ) r(code, field, problem)
-  where r.problem is not null
-  order by g.place
-  limit 1;
-  if found then
-    perform stepwell._refuse(bad.code, bad.field, bad.problem);
-  end if;
-
-  select coalesce(jsonb_agg(g.signal || jsonb_build_object('position', g.place - 1) order by g.place), '[]')
-  into pending
-  from jsonb_array_elements(signals) with ordinality as g(signal, place);
-  for attempt in 1 .. 10 loop
-    exit when jsonb_array_length(pending) = 0;
-    select jsonb_agg(jsonb_build_object('signal', pending -> d.position, 'target', d.target, 'queue', d.queue,
-                                        'resolved', d.resolved) order by d.position)
-    into delivered
-    from (select array_agg(case when e.id between 1 and 9223372036854775807 then e.id::bigint
-                                when e.id is not null then 0 end),
-                 array_agg(coalesce(e.tenant, '')), array_agg(e.key), array_agg(e.name),
-                 array_agg(coalesce(e.payload, 'null')::text), array_agg(e.dedup_key)
-          from (select * from jsonb_to_recordset(pending) as r(
-                  "position" integer, id numeric, tenant text, key text, name text, payload jsonb, dedup_key text)
-                order by r.position) e
-         ) a(id, tenant, key, name, payload, dedup_key)
-    cross join lateral stepwell._signals_deliver(a.id, a.tenant, a.key, a.name, a.payload, a.dedup_key) d;
-
-    queues := queues || array(select d ->> 'queue' from jsonb_array_elements(delivered) d
-                              where d ->> 'queue' is not null);
-    -- A key's holder that ended while we waited for it may have a successor: those are tried once more.
-    return query
-      select (d -> 'signal' ->> 'position')::integer, (d ->> 'target')::bigint
-      from jsonb_array_elements(delivered) d
-      where d ->> 'target' is not null or d ->> 'resolved' is null or d -> 'signal' ->> 'key' is null or attempt = 10;
-    select coalesce(jsonb_agg(d -> 'signal'), '[]')
-    into pending
-    from jsonb_array_elements(delivered) d
-    where d ->> 'target' is null and d ->> 'resolved' is not null and d -> 'signal' ->> 'key' is not null;
-  end loop;
-
-  if notify then
-    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(queues) as queue) q;
+  select (array_agg(array[c.problem[1], c.problem[2], c.problem[3], (c.place - 1)::text] order by c.place)
+          filter (where c.problem is not null)) as problems,
+         array_agg(case when c.id between 1 and 9223372036854775807 then c.id::bigint
+                        when c.id is not null then 0 end) as id,
+         array_agg(coalesce(c.tenant, '')) as tenant, array_agg(c.key) as key, array_agg(c.name) as name,
+         array_agg(coalesce(c.payload, 'null')::text) as payload, array_agg(c.dedup_key) as dedup_key
+  into given
+  from (select e.*, stepwell._signal_problem(
+                 e.id, e.key, e.name, e.dedup_key, e.tenant, e.payload, e.is_checked,
+                 (select max_payload from stepwell.meta)) as problem
+        from (select r.*, coalesce(r.checked, false) as is_checked
+              from rows from (jsonb_to_recordset(signals) as (
+                id numeric, tenant text, key text, name text, payload jsonb, dedup_key text, checked boolean)
+              ) with ordinality as r(id, tenant, key, name, payload, dedup_key, checked, place)
+              offset 0) e
+        order by e.place) c;
+  if given.problems is not null then
+    perform stepwell._refuse(given.problems[1][1], given.problems[1][2], given.problems[1][3]
+      || case when jsonb_array_length(signals) > 1 then format(' (in signals[%s])', given.problems[1][4]) else '' end);
+  elsif given.name is not null then
+    return query select * from stepwell._signal(
+      given.id, given.tenant, given.key, given.name, given.payload, given.dedup_key, notify);
   end if;
 end
 $$;
@@ -420,13 +488,27 @@ create function stepwell.signal(
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
+  problem text[];
   reached bigint;
 begin
-  select s.id into reached
-  from stepwell.signal_many(jsonb_build_array(jsonb_build_object(
-    'id', id, 'key', key, 'name', name, 'payload', payload, 'dedup_key', dedup_key, 'tenant', tenant)), notify) s;
+  perform stepwell._check_isolation();
+  problem := stepwell._signal_problem(id, key, name, dedup_key, tenant, payload, false,
+                                      (select max_payload from stepwell.meta));
+  if problem is not null then
+    perform stepwell._refuse(problem[1], problem[2], problem[3]);
+  end if;
+  reached := (select s.id
+              from stepwell._signal(array[signal.id], array[coalesce(signal.tenant, '')], array[signal.key],
+                                    array[signal.name], array[coalesce(signal.payload, 'null')::text],
+                                    array[signal.dedup_key], signal.notify) s);
   if reached is null then
     perform stepwell._refuse('SW011', case when id is null then 'key' else 'id' end, format(
       'nobody to signal: no live instance with %s', coalesce('id ' || id, 'key ' || quote_literal(key))));
@@ -463,7 +545,8 @@ declare
   queues text[] := '{}';
   is_cancelled boolean := false;
   frees_keys boolean := false;
-  why constant text := coalesce(try_cancel.reason, 'cancelled');
+  why constant text := coalesce(nullif(try_cancel.reason, ''), 'cancelled');
+  tells constant boolean := try_cancel.notify is not false;
   error constant text := jsonb_build_object('type', 'Cancelled', 'message', why, 'traceback', null);
   note constant text := jsonb_build_object('act', 'cancel', 'by', try_cancel.by, 'reason', why);
 begin
@@ -472,6 +555,10 @@ begin
     perform stepwell._refuse('SW001', 'id', 'give either the id or the key of the instance to cancel');
   elsif try_cancel.cascade is null then
     perform stepwell._refuse('SW001', 'cascade', 'expected true or false, got null');
+  elsif stepwell._name_problem(try_cancel.key) is not null then
+    perform stepwell._refuse('SW001', 'key', stepwell._name_problem(try_cancel.key));
+  elsif stepwell._name_problem(try_cancel.tenant, true) is not null then
+    perform stepwell._refuse('SW001', 'tenant', stepwell._name_problem(try_cancel.tenant, true));
   end if;
   root := coalesce(try_cancel.id, (select k.id
                                from stepwell._instances_find_key(coalesce(try_cancel.tenant, ''), try_cancel.key) k));
@@ -500,10 +587,10 @@ begin
         rounds := rounds || ended.parent_round;
       end if;
       frees_keys := frees_keys or (ended.was_executing and ended.id = any (holders));
-      if notify and ended.was_executing then
+      if tells and ended.was_executing then
         perform pg_notify('stepwell_revoked', ended.id || ' ' || ended.fence);
       end if;
-      if notify and ended.watched then
+      if tells and ended.watched then
         perform pg_notify('stepwell_settled', ended.id::text);
       end if;
     end loop;
@@ -511,7 +598,7 @@ begin
     exit when not try_cancel.cascade;
   end loop;
 
-  if notify then
+  if tells then
     perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(queues) as queue) q;
     if frees_keys then
       perform pg_notify('stepwell_idle', '');

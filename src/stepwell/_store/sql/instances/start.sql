@@ -11,10 +11,10 @@ with entries as materialized (
          coalesce(e.at, stepwell.now() + e.delay, stepwell.now()) as due_at
   from unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::smallint[], $6::interval[], $7::timestamptz[],
               $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::integer[],
-              $15::integer[])
+              $15::integer[], $16::boolean[])
        with ordinality as e(machine, version, step, queue, priority, delay, at,
                             tenant, key, key_scope, concurrency_key, state, parent_id, parent_round, child_index,
-                            position)
+                            unchecked, position)
   order by e.position
 ), inserted as (
   insert into stepwell.instances
@@ -29,12 +29,12 @@ with entries as materialized (
      or not exists (select from stepwell.tombstones t
                     where t.tenant = e.tenant and t.key = e.key
                     offset 0)
-  order by e.tenant, e.key, e.position
+  order by e.tenant collate "C", e.key collate "C", e.position
   on conflict (tenant, guard) where guard is not null do nothing
   returning id
 ), stored as (
-  insert into stepwell.instance_data (id, state)
-  select e.id, e.state::jsonb
+  insert into stepwell.instance_data (id, state, unchecked)
+  select e.id, e.state::jsonb, coalesce(e.unchecked, false)
   from entries e
   where e.key is null or e.id in (select id from inserted)
 )
