@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from stepwell._core.registry import Registry
@@ -9,6 +10,14 @@ from stepwell._store import machines, migrations
 from stepwell._store.database import Database
 from stepwell.config import Settings
 from stepwell.errors import SchemaOutdated, SchemaTooNew
+
+log = logging.getLogger("stepwell")
+
+NO_CLIENT_ROLE = (
+    "migrate: the role stepwell_client is missing and this user may not create it; everything works without it, but no "
+    "other role can be let to the SQL functions. Let somebody who may create roles run "
+    '"create role stepwell_client nologin", then migrate again; or run what "stepwell migrate --sql" prints'
+)
 
 
 async def migrate(
@@ -19,6 +28,8 @@ async def migrate(
     if found > migrations.latest_version():
         raise SchemaTooNew(found, migrations.latest_version())
     applied = await migrations.apply(database)
+    if not await migrations.has_client(database):
+        log.warning(NO_CLIENT_ROLE)
     if registry.all():  # the engine of an app, not one that was made only to migrate
         await machines.register(database, registry.all(), settings.retention)
         await migrations.allow_payload(database, settings.max_payload)

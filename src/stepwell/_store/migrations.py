@@ -99,6 +99,12 @@ def grants() -> str:
     return (files("stepwell._store") / "migrations" / "grants.sql").read_text("utf-8")
 
 
+async def has_client(db: Queryable) -> bool:
+    """Whether there is a role `stepwell_client` that may use the SQL doors."""
+    [row] = await db.fetch("schema/has_client")
+    return bool(row["has"])
+
+
 async def allow_payload(db: Queryable, most: int) -> None:
     """Let the SQL doors take payloads up to the engine's own limit."""
     await db.fetch("schema/allow_payload", most)

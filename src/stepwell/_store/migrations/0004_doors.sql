@@ -628,7 +628,3 @@ begin
   return was_cancelled;
 end
 $$;
-
-
-revoke execute on all functions in schema stepwell from public;
-grant execute on function stepwell.now() to public;
