@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
+import django
 import pytest
+from django.apps import apps
 from django.core.checks import run_checks
 from django.test import override_settings
 
@@ -120,6 +123,38 @@ def test_bad_settings_are_read_again_once_they_are_mended() -> None:
         assert made.settings.queues == {"default": 50}
 
 
+def test_the_blocking_twin_is_of_the_engine_that_was_read() -> None:
+    made = ProjectEngine()
+
+    assert made._twin()._registry is made._registry
+
+
+def test_an_engine_that_is_used_while_it_is_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ProjectEngine()
+    module = ModuleType("bookshop.early")
+    module.__getattr__ = lambda name: made.settings  # type: ignore[method-assign]  # as code at its top would
+    monkeypatch.setitem(sys.modules, "bookshop.early", module)
+
+    named = override_settings(STEPWELL={"MACHINES": ["bookshop.early.Early"]})
+    with named, pytest.raises(DefinitionError, match="while that is imported"):
+        made.settings  # noqa: B018 - used for the first time
+
+
+def test_an_engine_that_is_used_while_apps_are_loaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apps, "models_ready", False)
+    monkeypatch.setattr(apps, "loading", True)
+
+    with pytest.raises(DefinitionError, match="while Django loads its apps"):
+        make_engine()
+
+
+def test_an_app_may_use_the_engine_when_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In AppConfig.ready() all models are loaded, and Django as a whole is not ready yet."""
+    monkeypatch.setattr(apps, "ready", False)
+
+    assert "Fulfil" in machines_of(make_engine())
+
+
 def test_two_machines_of_one_name_are_an_error_that_checks_show() -> None:
     from bookshop.posting import post_parcel  # noqa: PLC0415 - importable once the project is set up
 
@@ -128,6 +163,28 @@ def test_two_machines_of_one_name_are_an_error_that_checks_show() -> None:
         with pytest.raises(DefinitionError, match="two machines are called 'post_parcel'"):
             make_engine()
         assert "stepwell.E001" in [message.id for message in run_checks()]
+
+
+@pytest.mark.parametrize(("code", "told"), [
+    pytest.param(
+        "import stepwell.contrib.django; stepwell.contrib.django.engine.settings",
+        "stepwell.errors.SettingError: setting 'DJANGO_SETTINGS_MODULE': Django can not be set up: ",
+        id="no settings",
+    ),
+    pytest.param(
+        "import sys; sys.modules['django_tasks'] = None; import stepwell.contrib.django.tasks",
+        "stepwell.errors.MissingExtra: stepwell.contrib.django.tasks before Django 6 needs a package that is not "
+        "installed; run: pip install 'stepwell[django-tasks]'",
+        id="no backport", marks=pytest.mark.skipif(django.VERSION >= (6,), reason="Django has tasks itself"),
+    ),
+])  # fmt: skip
+def test_what_is_missing_is_said(project: str, code: str, told: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment(project), capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(told)
 
 
 def test_without_django_the_import_says_what_to_install(project: str) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 
 from stepwell import Status
@@ -128,6 +129,18 @@ def test_a_task_does_not_run_before_its_time(tasks: Tasks, worker: Any) -> None:
     read = tasks.print_label.get_result(result.id)
     assert (instance.due_at, str(instance.hold)) == (later, "due")
     assert (read.status, read.started_at, read.task.run_after) == (TaskResultStatus.READY, None, later)
+
+
+def test_a_project_without_time_zones_has_naive_times(tasks: Tasks) -> None:
+    """USE_TZ = False: Django's times are naive and local, ours are not."""
+    with override_settings(USE_TZ=False):
+        later = timezone.now() + timedelta(hours=2)
+        result = tasks.print_label.using(run_after=later).enqueue(1)
+        read = tasks.print_label.get_result(result.id)
+
+    instance = engine.sync.get(int(result.id))
+    assert timezone.make_naive(instance.due_at) == read.task.run_after == later
+    assert (result.enqueued_at.tzinfo, read.enqueued_at) == (None, result.enqueued_at)
 
 
 @pytest.mark.parametrize("wrong", [

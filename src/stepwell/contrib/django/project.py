@@ -10,6 +10,7 @@ from typing import Any
 import django
 from django.apps import apps
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from stepwell.config import Settings
@@ -17,10 +18,11 @@ from stepwell.contrib.django.connections import clean_connections
 from stepwell.contrib.django.databases import database_url
 from stepwell.contrib.django.discovery import discover_machines
 from stepwell.engine import Engine
-from stepwell.errors import SettingError
+from stepwell.errors import DefinitionError, SettingError
 
 OWN = ("DATABASE", "MACHINES", "RESOURCES", "URL")
 _reading = RLock()
+_readers: list[ProjectEngine] = []  # that are just being made
 
 
 class ProjectEngine(Engine):
@@ -35,9 +37,24 @@ class ProjectEngine(Engine):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with _reading:
             if "_registry" not in vars(self):
-                url, options = _read()
-                super().__init__(url, **options)
+                self._read_settings()
         return getattr(self, name)
+
+    def _read_settings(self) -> None:
+        if self in _readers:
+            raise DefinitionError("the engine is used by a module that it is made of, while that is imported; "
+                                  "use it in functions there, or in AppConfig.ready()")
+        _readers.append(self)
+        try:
+            url, options = _read()
+            super().__init__(url, **options)
+        finally:
+            _readers.remove(self)
+
+    def _twin(self) -> Engine:
+        """A copy of what was read, and not one that reads it once more."""
+        getattr(self, "_registry")  # noqa: B009 - read now
+        return super()._twin()
 
 
 def make_engine(**changes: Any) -> Engine:
@@ -61,8 +78,7 @@ def served_queues() -> Mapping[str, int]:
 
 def _read() -> tuple[str, dict[str, Any]]:
     """The URL and the keywords of the project's engine."""
-    if not apps.ready:  # a process of ours, as in `stepwell worker stepwell.contrib.django:engine`
-        django.setup()
+    _set_up()
     given = _given()
     options = _engine_settings(given)
     options["machines"] = discover_machines(given.get("MACHINES", []))
@@ -70,6 +86,18 @@ def _read() -> tuple[str, dict[str, Any]]:
     if "RESOURCES" in given:
         options["resources"] = _resources(given["RESOURCES"])
     return _url(given), options
+
+
+def _set_up() -> None:
+    """Set Django up in a process of ours, as that of `stepwell worker stepwell.contrib.django:engine`."""
+    if apps.models_ready:
+        return
+    if getattr(apps, "loading", False):
+        raise DefinitionError("the engine is used while Django loads its apps; use it in AppConfig.ready(), or later")
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise SettingError("DJANGO_SETTINGS_MODULE", f"Django can not be set up: {error}") from error
 
 
 def _given() -> dict[str, Any]:
