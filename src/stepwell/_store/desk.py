@@ -35,7 +35,7 @@ where w.lease_until > pg_catalog.now() and not w.id = any ($1::bigint[])"""
 _CUT = """
 select pg_terminate_backend(a.pid)
 from pg_stat_activity a
-where a.datname = current_database() and a.application_name like 'stepwell worker%'"""
+where a.datname = current_database() and a.application_name in ('stepwell worker', 'stepwell step')"""
 
 
 @dataclass(frozen=True, slots=True)
