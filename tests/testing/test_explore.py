@@ -20,7 +20,7 @@ class Order(Machine):
     @step
     async def start(self, ctx: Context[Any]) -> Spawn:
         ctx.state["token"] = uuid.uuid4().hex
-        return Spawn([Greeting.child(), Greeting.child()], then=self.park)
+        return Spawn([Greeting.child(), Greeting.child(key="gift")], then=self.park)
 
     @step
     def park(self, ctx: Context[Any]) -> Await:

@@ -113,6 +113,8 @@ class Flusher(Service):
     async def _flush_alone(self, entry: _Entry) -> None:
         try:
             async with self._apart:
+                if _probes.hooks:
+                    await _probes.reach("flusher.before_commit", ids=[entry.commit.claim.id])
                 await self._flush([entry], APART_PATIENCE)
         except Contention as error:
             log.debug("flusher: %s: %s", entry.commit.claim.label, error)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from stepwell._core.records import Claim
@@ -13,6 +13,7 @@ from stepwell._core.status import Status
 from stepwell.errors import HarnessError, InvalidInput
 from stepwell.testing.harness import Harness
 from stepwell.testing.report import Crash, Report, compare
+from stepwell.testing.tally import Ran
 from stepwell.testing.world import World, look_at
 
 Scenario: TypeAlias = Callable[[Harness], Awaitable[Any]]
@@ -33,15 +34,25 @@ class _Plan:
     side: Side = "before"
     seen: int = 0
     struck: bool = False
+    trail: Sequence[Ran] = ()  # grows while the scenario runs, when a step is over
+    places: list[int] = field(default_factory=list)  # of each commit in the trail
+    durable: set[int] = field(default_factory=set)  # commits that were not refused
 
     def look(self, point: str, _: Claim | None) -> bool:
         if point in BEFORE:
             self.seen += 1
+            self.places.append(len(self.trail))
+        elif point in AFTER:
+            self.durable.add(self.seen)
         points = BEFORE if self.side == "before" else AFTER
         if self.struck or point not in points or self.seen != self.die_at:
             return False
         self.struck = True
         return True
+
+    def steps(self) -> list[Ran]:
+        """The step of each commit that was seen."""
+        return [self.trail[place] for place in self.places if place < len(self.trail)]
 
 
 async def explore_crashes(
@@ -61,15 +72,20 @@ async def explore_crashes(
     """
     if not inspect.iscoroutinefunction(scenario):
         raise InvalidInput("scenario", f"expected an `async def scenario(h)`, got {scenario!r}")
-    known = list(machines)
-    runs = _Runs(scenario, known, settings, timeout)
-    expected, again = await runs.run_plainly(), await runs.run_plainly()
-    if not expected.trail:
+    runs = _Runs(scenario, list(machines), settings, timeout)
+    plain = _Plan()
+    expected, again = await runs.run(plain), await runs.run(_Plan())
+    steps = plain.steps()
+    if not steps:
         raise HarnessError("the scenario committed no step: let it start something and call `await h.drain()` "
                            "(steps that a worker of its own runs are not seen)")
-    commits = _spread(len(expected.trail), limit)
-    crashes = [await runs.run_crashing(n, side, expected, again) for n in commits for side in SIDES]
-    report = Report([str(ran) for ran in expected.trail], crashes)
+    crashes = [
+        await runs.run_crashing(number, steps[number - 1], side, (expected, again))
+        for number in _spread(len(steps), limit)
+        for side in SIDES
+        if side == "before" or number in plain.durable
+    ]
+    report = Report([str(ran) for ran in steps], crashes)
     if check:
         report.check()
     return report
@@ -85,28 +101,25 @@ class _Runs:
         self._timeout = timeout
         self._number = 0
 
-    async def run_plainly(self) -> World:
-        """As it should be. What is wrong without any crash is the scenario's own affair, and raised."""
-        return await self._run(_Plan())
-
-    async def run_crashing(self, number: int, side: Side, expected: World, again: World) -> Crash:
+    async def run_crashing(self, number: int, ran: Ran, side: Side, plain: tuple[World, World]) -> Crash:
+        """With one crash; whatever that makes of the scenario is reported, and not raised."""
         plan = _Plan(number, side)
-        ran = expected.trail[number - 1]
         try:
-            world = await self._run(plan)
+            world = await self.run(plan)
         except TimeoutError as error:
             return Crash(number, ran, side, [f"the scenario did not end within {self._timeout:g} s{_notes(error)}"])
         except Exception as error:  # noqa: BLE001 - whatever a crash makes of the scenario is what is reported
             return Crash(number, ran, side, [f"the scenario raised {type(error).__name__}: {error}"])
         if not plan.struck:
             return Crash(number, ran, side, ["this commit was not reached again: is the scenario repeatable?"])
-        return Crash(number, ran, side, [], compare(expected, again, world))
+        return Crash(number, ran, side, [], compare(*plain, world))
 
-    async def _run(self, plan: _Plan) -> World:
+    async def run(self, plan: _Plan) -> World:
+        """Once, in a fresh harness. What is wrong without any crash is the scenario's own affair, and raised."""
         self._number += 1
         async with Harness(self._machines, **self._settings) as h:
             await h._desk.begin_ids_at(self._number * ID_GAP)  # noqa: SLF001 - both are the kit's
-            h._look = plan.look  # noqa: SLF001
+            h._look, plan.trail = plan.look, h._trail  # noqa: SLF001
             try:
                 async with asyncio.timeout(self._timeout):
                     returned = await self._scenario(h)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from stepwell._core.records import Instance
 from stepwell.client import Handle
 from stepwell.testing.effects import Effect
-from stepwell.testing.tally import Ran
 
 if TYPE_CHECKING:
     from stepwell.testing.harness import Harness
@@ -26,7 +25,6 @@ class World:
     returned: Leaves
     instances: dict[str, Leaves]
     effects: list[Effect]
-    trail: list[Ran]
 
 
 async def look_at(h: Harness, returned: Any) -> World:
@@ -40,7 +38,7 @@ async def look_at(h: Harness, returned: Any) -> World:
         while name in instances:  # a key may be used again after its holder's end
             name += "'"
         instances[name] = dict(_ending(row))
-    return World(dict(leaves(returned, "")), instances, h.effects, list(h._trail))  # noqa: SLF001 - the kit's
+    return World(dict(leaves(returned, "")), instances, h.effects)
 
 
 def _ending(row: Instance) -> Iterator[tuple[str, Any]]:
