@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from stepwell import Await, Context, Done, HarnessError, InvalidInput, Machine, Spawn, step
-from stepwell.testing import Harness, explore_crashes
+from stepwell.testing import Crash, Harness, Report, explore_crashes
+from stepwell.testing.exploring import _spread
+from stepwell.testing.tally import Ran
 from tests.testing.machines import Greeting
 
 
@@ -115,15 +117,15 @@ async def test_a_scenario_that_raises_after_a_crash_is_told() -> None:
     assert crash.troubles[0].startswith("the scenario raised AssertionError: claimed twice")
 
 
-async def test_many_commits_are_explored_at_some_places_and_the_report_says_so() -> None:
-    async def scenario(h: Harness) -> None:
-        await h.engine.start_many([Greeting] * 5)
-        await h.drain()
+def test_many_commits_are_explored_at_some_places_and_the_report_says_so() -> None:
+    numbers = _spread(500, 3)
+    ran = Ran(1, "Greeting", "start", 0, "done", None)
+    crashes = [Crash(number, ran, side, []) for number in numbers for side in ("before", "after")]
 
-    report = await explore_crashes(scenario, machines=[Greeting], limit=2)
+    report = Report(["Greeting.start → done"] * 500, crashes)
 
-    assert str(report) == "5 commits (at 2 of them), 4 crashes: every one came out as without a crash"
-    assert [crash.number for crash in report.crashes] == [1, 1, 5, 5]
+    assert numbers == [1, 251, 500]
+    assert str(report) == "500 commits (at 3 of them), 6 crashes: every one came out as without a crash"
 
 
 async def test_a_scenario_that_commits_nothing_or_is_none_is_refused() -> None:
