@@ -97,6 +97,45 @@ async def test_another_result_after_a_crash_is_told() -> None:
     assert "runs again after this crash, with ctx.attempt one higher" in str(report)
 
 
+class Booking(Machine):
+    """Writes a row into this database, on a connection that knows nothing of the step."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        await ctx.resources.sql(INSERT)
+        return Done()
+
+
+class SafeBooking(Machine):
+    """Its twin: the row is committed with the outcome, or not at all."""
+
+    @step(transactional=True)
+    async def start(self, ctx: Context[Any]) -> Done:
+        await ctx.connection.execute(INSERT)
+        return Done()
+
+
+INSERT = "insert into public.bookings values (1)"
+
+
+@pytest.mark.parametrize(("machine", "is_ok"), [(Booking, False), (SafeBooking, True)])
+async def test_a_row_that_is_written_twice_is_told_and_a_transactional_step_writes_it_once(
+    machine: type[Machine], is_ok: bool
+) -> None:
+    async def scenario(h: Harness) -> dict[str, int]:
+        h.resources = h
+        await h.sql("create table public.bookings (n int)")
+        await start_and_drain(machine, h)
+        return {"rows": len(await h.sql("select from public.bookings"))}
+
+    report = await explore_crashes(scenario, machines=[machine], check=False)
+
+    assert [crash.side for crash in report.crashes] == ["before", "after"]
+    assert report.ok is is_ok
+    if not is_ok:
+        assert [str(d.what) for crash in report.differences for d in crash.differences] == ["returned: rows"]
+
+
 async def test_a_scenario_that_hangs_after_a_crash_is_told_and_not_hung() -> None:
     async def scenario(h: Harness) -> Any:
         return await start_and_drain(Hanging, h)
