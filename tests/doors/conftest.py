@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 
 from stepwell.testing import Harness
@@ -17,6 +18,14 @@ async def h() -> AsyncIterator[Harness]:
     async with Harness([Order, Note]) as harness:
         await harness.engine.migrate()
         yield harness
+
+
+@pytest.fixture
+async def connection(h: Harness) -> AsyncIterator[asyncpg.Connection]:
+    """A caller's connection, of asyncpg."""
+    made = await asyncpg.connect(h.url)
+    yield made
+    await made.close()
 
 
 @pytest.fixture(params=[*CALLERS, *BLOCKING])
