@@ -1,4 +1,4 @@
-"""One database for each module of these tests; keys keep the tests apart."""
+"""A database with the machines of these tests, and callers of it."""
 
 from __future__ import annotations
 

@@ -9,17 +9,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
-import django.conf
 import psycopg
 import pytest
 import sqlalchemy
 import sqlalchemy.orm
+from django.db.backends.postgresql.base import DatabaseWrapper
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from stepwell import InvalidConnection
 from stepwell._store import clones
 from stepwell.testing import Harness
+from tests.doors.djangos_settings import some_settings
 from tests.doors.machines import Order
 
 Given = Callable[[str], Any]
@@ -75,11 +76,8 @@ async def unopened_alchemy(url: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def djangos(url: str) -> AsyncIterator[Any]:
-    if not django.conf.settings.configured:
-        django.conf.settings.configure()
-    from django.db import connection  # noqa: PLC0415 - needs the settings
-
-    yield connection
+    with some_settings():
+        yield DatabaseWrapper({"TIME_ZONE": None}, "default")
 
 
 @asynccontextmanager
