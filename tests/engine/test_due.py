@@ -172,3 +172,17 @@ async def test_rule_32_a_time_given_by_a_client_is_judged_by_the_database(make_h
     async with h.engine.worker():
         handle = await h.engine.start(Timed, at=datetime.now(UTC) + timedelta(hours=1))
         assert await handle.result(timeout=30) > 3_000
+
+
+async def test_rule_32_a_day_has_24_hours_also_where_the_server_knows_summer_time(make_harness: MakeHarness) -> None:
+    """Rule 32: a delay is a span of time, whatever the zone of the database is."""
+    h = await make_harness([Timed])
+    await h.sql("do $$ begin execute format('alter database %I set timezone = ''Europe/Berlin''', "
+                "current_database()); end $$")
+    year = [timedelta(days=days) for days in range(0, 365, 30)]
+
+    async with h.another_engine() as engine:
+        handles = await engine.start_many([Timed.child(delay=delay) for delay in year])
+        started = [await engine.get(handle.id) for handle in handles]
+
+    assert [instance.due_at - instance.created_at for instance in started] == year

@@ -35,6 +35,7 @@ class Commit:
     consumes: tuple[int, ...] = ()  # signals that are gone with this commit
     children: tuple[NewInstance, ...] | None = None  # of a spawn
     state: str | None = None  # None keeps it
+    was_unchecked: bool = False  # the state came in by SQL, and has met its type now
     result: str | None = None
     error: str | None = None
 
@@ -62,5 +63,5 @@ class Commit:
         """Whether the side row is written: a new value, or an error of an earlier attempt to clear."""
         return (
             self.state is not None or self.result is not None or self.error is not None
-            or self.claim.attempt > 0
+            or self.claim.attempt > 0 or self.was_unchecked
         )  # fmt: skip

@@ -33,13 +33,18 @@ def transition(
     error: BaseException | None = None,
     awaited: tuple[int, ...] = (),
     registry: Registry | None = None,
+    keeps_state: bool = False,
 ) -> Commit:
     """The commit of an outcome. `state` is the step's, `stored` the text it came from (None: the row has an older
-    version's), `error` what `handle` saw, `awaited` the signals it was handed."""
+    version's), `error` what `handle` saw, `awaited` the signals it was handed. `keeps_state`: what is stored stays,
+    unless the outcome has another state."""
     if not isinstance(outcome, Next | Retry | Await | Spawn | Done | Stop):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
-    text = _changed_state(definition, state if isinstance(given, Unset) else given, stored, max_payload)
+    if keeps_state and isinstance(given, Unset):
+        text = None
+    else:
+        text = _changed_state(definition, state if isinstance(given, Unset) else given, stored, max_payload)
     match outcome:
         case Next():
             return _next(outcome, claim, definition, text, awaited)

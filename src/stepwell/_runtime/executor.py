@@ -22,6 +22,7 @@ from stepwell._runtime.tally import Tally
 from stepwell._runtime.transactions import Transactor
 from stepwell._store import children, signals, workers
 from stepwell._store.database import Database
+from stepwell._store.workers import Stored
 from stepwell.errors import RefusedByDatabase, StepwellError
 
 log = logging.getLogger("stepwell")
@@ -142,13 +143,16 @@ class Executor:
             for claim in ordinary:
                 self._launch(claim, stored[claim.id])
 
-    async def _load(self, claims: list[Claim], states: dict[int, str]) -> dict[int, Read]:
+    async def _load(self, claims: list[Claim], states: dict[int, Stored]) -> dict[int, Read]:
         """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
         receivers = [claim.id for claim in claims if claim.has_inbox]
         inboxes = await signals.load(self._database, receivers) if receivers else {}
         rounds = {claim.id: claim.round for claim in claims if claim.round}
         families = await children.load(self._database, rounds) if rounds else {}
-        return {id_: Read(state, inboxes.get(id_, ()), families.get(id_, ())) for id_, state in states.items()}
+        return {
+            id_: Read(stored.state, stored.unchecked, inboxes.get(id_, ()), families.get(id_, ()))
+            for id_, stored in states.items()
+        }
 
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""
@@ -213,7 +217,7 @@ class Executor:
             slot.end()
             await self._submit(hand, unfit(hand.claim, str(reason)))
             return
-        commit = await (self._transact if run.step.transactional else self._attempt)(hand, run)
+        commit = await self._outcome_of(hand, run)
         if commit is None:
             return
         if _probes.hooks:
@@ -232,6 +236,12 @@ class Executor:
     async def _submit(self, hand: Hand, commit: Commit) -> None:
         hand.submitted = True
         await self._flusher.submit(commit)
+
+    async def _outcome_of(self, hand: Hand, run: Run) -> Commit | None:
+        """The commit of what the step, or `handle`, returned; None if the step has committed it itself."""
+        if run.misfit is not None:  # there is no state to run the step with
+            return await self._handled(hand, run, run.misfit)
+        return await (self._transact if run.step.transactional else self._attempt)(hand, run)
 
     async def _attempt(self, hand: Hand, run: Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""

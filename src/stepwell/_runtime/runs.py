@@ -11,7 +11,7 @@ from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.transition import failed, transition
 from stepwell.context import Context
-from stepwell.errors import InvalidInput, StepwellError
+from stepwell.errors import InvalidInput, InvalidState, StepwellError
 from stepwell.machine import Step, step_name
 
 
@@ -24,6 +24,7 @@ class Read:
     """What was read for a claim before its step begins."""
 
     state: str
+    unchecked: bool = False  # the state came in by SQL, and has met no type yet
     inbox: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
 
@@ -45,29 +46,33 @@ class Run:
     definition: Definition
     step: Step
     loaded: str
-    stored: str | None  # the same text; None if the row still has the state of an older version
+    stored: str | None  # the same text; None if the row has something else: an older version's state, or a misfit
     inbox: tuple[Signal, ...]
     awaited: tuple[Signal, ...]
     children: tuple[Child, ...]
     surroundings: Surroundings
+    was_unchecked: bool = False
+    misfit: InvalidInput | None = None  # why a state that came in by SQL is none; `handle` sees it as it came
 
     def context(self, connection: Any = None, *, in_handle: bool = False) -> Context[Any]:
         """A context with the state as it was loaded."""
         claim = self.claim
+        state = self.definition.state.decode(self.loaded) if self.misfit is None else decode_value(self.loaded)
         return Context(
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
             step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
-            state=self.definition.state.decode(self.loaded), resources=self.surroundings.resources,
+            state=state, resources=self.surroundings.resources,
             inbox=self.inbox, awaited=self.awaited, children=self.children, connection=connection, in_handle=in_handle,
         )  # fmt: skip
 
     def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
         """The commit of an outcome; `error` is what `handle` saw."""
-        return transition(
+        commit = transition(
             outcome, claim=self.claim, definition=self.definition, state=ctx.state, stored=self.stored,
             max_payload=self.surroundings.max_payload, error=error, awaited=tuple(signal.id for signal in self.awaited),
-            registry=self.surroundings.registry,
+            registry=self.surroundings.registry, keeps_state=self.misfit is not None,
         )  # fmt: skip
+        return replace(commit, was_unchecked=True) if self.was_unchecked else commit
 
     def failure(self, error: BaseException) -> Commit:
         """The commit that ends the instance because `handle` failed too."""
@@ -86,13 +91,21 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
             raise Unfit(f"{claim.machine} version {claim.version} is not registered")
         name, loaded = _bring_forward(definition, claim, loaded)
         claim, stored = replace(claim, step=name), None
+    misfit: InvalidInput | None = None
     try:
         step = definition.step(claim.step)
         definition.state.decode(loaded)
+    except InvalidState as error:
+        if not read.unchecked:
+            raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
+        misfit, stored = error, None
     except InvalidInput as error:
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
     awaited = tuple(signal for signal in read.inbox if signal.name in claim.awaits)
-    return Run(claim, definition, step, loaded, stored, read.inbox, awaited, read.children, surroundings)
+    return Run(
+        claim, definition, step, loaded, stored, read.inbox, awaited, read.children, surroundings, read.unchecked,
+        misfit,
+    )  # fmt: skip
 
 
 def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:

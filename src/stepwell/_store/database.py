@@ -19,13 +19,15 @@ CLOSE_TIMEOUT = 5.0
 Row = asyncpg.Record
 
 # Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
-# snapshot, which a transaction above it does not have.
+# snapshot, which a transaction above it does not have. And UTC: a delay of a day is 24 hours, where in a zone with
+# summer time Postgres would make it 23 or 25 twice a year.
 
 # A client's statements: whatever the planner likes, but no jit, which never pays for them, and no table read from end
 # to end or sorted whole: a plan made while the table was empty would go on to do that while it fills.
 CLIENT: Final = {
     "application_name": "stepwell",
     "default_transaction_isolation": "read committed",
+    "timezone": "UTC",
     "jit": "off",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -36,6 +38,7 @@ CLIENT: Final = {
 WORKER: Final = {
     "application_name": "stepwell worker",
     "default_transaction_isolation": "read committed",
+    "timezone": "UTC",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",

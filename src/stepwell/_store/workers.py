@@ -74,12 +74,20 @@ async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, ol
     return Beat(dict(zip(carried, fences, strict=True)), dict(zip(old_ones, keys, strict=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A stored state; unchecked if it came in by SQL and has met no type yet."""
+
+    state: str
+    unchecked: bool
+
+
 async def begin(
     db: Queryable, worker_id: int, begun_at: datetime, waiting: Sequence[int], ids: Sequence[int]
-) -> dict[int, str]:
+) -> dict[int, Stored]:
     """Note that claims begin; returns their states, or nothing if the lease is gone."""
     rows = await db.fetch("workers/begin", worker_id, begun_at, waiting, ids)
-    return {row["id"]: row["state"] for row in rows}
+    return {id_: Stored(state, unchecked) for id_, state, unchecked in rows}
 
 
 async def leave(db: Queryable, worker_ids: Sequence[int], *, by_itself: bool) -> None:

@@ -55,7 +55,7 @@ with outcomes as materialized (
             m.stores, m.state, m.result, m.error
 ), stored as (
   update stepwell.instance_data d
-  set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = c.error::jsonb
+  set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = c.error::jsonb, unchecked = false
   from committed c
   where d.id = any (array[c.id]) and c.stores
 )

@@ -4,6 +4,7 @@
 select current_setting('stepwell.step', true) as mark,
        current_setting('lock_timeout') as lock_timeout,
        set_config('role', $1, true),
+       set_config('timezone', 'UTC', true),
        set_config('jit', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_seqscan', 'off', true),

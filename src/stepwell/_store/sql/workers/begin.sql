@@ -2,7 +2,7 @@
 -- Keeps: the note is there before any of these steps runs, so that the reaper counts crashes of begun steps only.
 --   It need not survive a crash of the server (the claims it speaks of count as begun then): no wait for the disk.
 -- Index: the primary keys. Locks: the worker's row.
--- Returns: id and state; nothing if the worker is buried (a lease that ran out in an outage is not buried yet, and its
+-- Returns: id, state, and whether that has met its type yet; nothing if the worker is buried (a lease that ran out in an outage is not buried yet, and its
 --   next beat renews it).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
@@ -13,6 +13,6 @@ with unsynced as materialized (
   where w.id = $1
   returning w.id
 )
-select d.id, d.state::text as state
+select d.id, d.state::text as state, d.unchecked
 from noted cross join stepwell.instance_data d
 where d.id = any ($4::bigint[])
