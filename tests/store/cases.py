@@ -99,7 +99,7 @@ def start(_: Sample, size: int) -> tuple[Any, ...]:
     none = [None] * size
     return (
         ["order"] * size, [1] * size, ["ship"] * size, ["default"] * size, [0] * size, none, none, [""] * size, none,
-        none, none, ['{"order": 1}'] * size, none, none, none,
+        none, none, ['{"order": 1}'] * size, none, none, none, [],
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 -- Keeps: the note is there before any of these steps runs, so that the reaper counts crashes of begun steps only.
 --   It need not survive a crash of the server (the claims it speaks of count as begun then): no wait for the disk.
 -- Index: the primary keys. Locks: the worker's row.
--- Returns: id, state, and whether that has met its type yet; nothing if the worker is buried (a lease that ran out in an outage is not buried yet, and its
---   next beat renews it).
+-- Returns: id, state, and whether that has met no type yet; nothing if the worker is buried (a lease that ran out in an
+--   outage is not buried yet, and its next beat renews it).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 ), noted as (
