@@ -1,4 +1,4 @@
-"""`assert_*`: their messages tell what the instance did instead."""
+"""`assert_*`: their messages tell what the instance did instead; and a harness used wrongly says how to use it."""
 
 from __future__ import annotations
 
@@ -157,6 +157,13 @@ async def test_outside_of_its_block_a_harness_says_how_to_open_it() -> None:
     for use in (lambda: h.engine.start(Greeting), h.drain, lambda: h.advance(timedelta(1)), lambda: h.sql("select 1")):
         with pytest.raises(HarnessError, match=message):
             await use()
+
+
+def test_without_asyncio_a_harness_says_so() -> None:
+    opening = Harness([Greeting]).__aenter__()
+
+    with pytest.raises(HarnessError, match="a harness needs asyncio, and no loop of it runs here"):
+        opening.send(None)
 
 
 async def test_without_the_embedded_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -46,6 +47,7 @@ class Harness:
     async def __aenter__(self) -> Self:
         if self._engine is not None:
             raise HarnessError("this harness is open already; make another one for another database")
+        _check_asyncio()
         try:
             kept = keeper()
             self.url = await kept.take()
@@ -200,6 +202,14 @@ class Harness:
     async def _advance_to(self, instant: datetime) -> None:
         ahead = instant - await self._desk.clock()
         await self.advance(max(ahead, timedelta(0)) + timedelta(milliseconds=1))
+
+
+def _check_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise HarnessError("a harness needs asyncio, and no loop of it runs here; with anyio, let the test run on its "
+                           "backend 'asyncio'") from None
 
 
 def _see_nothing(_: str, __: Claim | None) -> bool:
