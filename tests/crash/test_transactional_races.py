@@ -24,6 +24,10 @@ from tests.support.race import Session
 from tests.support.waiting import eventually
 
 COMMIT = statement("instances/commit")
+CUT = """
+select pg_terminate_backend(pid) from pg_stat_activity
+where application_name = 'stepwell step' and datname = current_database()
+"""
 HANDLED = -1
 SOON = timedelta(seconds=0.3)
 
@@ -98,6 +102,10 @@ async def booked(h: Harness) -> int:
     return int(row["rows"])
 
 
+async def is_booked(h: Harness, least: int) -> bool:
+    return await booked(h) >= least
+
+
 @pytest.mark.parametrize("session", ["asyncpg", "sqlalchemy"])
 @pytest.mark.parametrize("part", ["request", "answer"])
 async def test_a_lost_commit_runs_again_and_one_whose_answer_is_lost_does_not(
@@ -117,6 +125,25 @@ async def test_a_lost_commit_runs_again_and_one_whose_answer_is_lost_does_not(
     assert loss.happened.is_set()
     assert (result, await booked(h)) == ([], 1)
     assert (runs, worker.tally.stale) == ([0, 1] if part == "request" else [0], 0)
+
+
+@pytest.mark.parametrize("session", ["asyncpg", "sqlalchemy"])
+async def test_connections_that_are_cut_under_load_lose_and_repeat_nothing(
+    h: Harness, runs: list[int], session: str
+) -> None:
+    """Wherever the steps are: in the author's statements, in ours, in the commit, in the reset."""
+    bookings = await h.engine.start_many([Booking] * 60)
+
+    async with h.another_engine(transactional_session=session) as engine, engine.worker():
+        for share in range(5):
+            await eventually(lambda least=share * 10: is_booked(h, least))
+            await h.sql(CUT)
+        results = [await booking.result(timeout=30) for booking in bookings]  # type: ignore[union-attr]
+
+    assert results == [[]] * 60
+    assert await booked(h) == 60
+    assert len(await h.sql("select distinct instance from public.ledger")) == 60
+    assert HANDLED not in runs
 
 
 async def test_a_commit_whose_answer_is_late_is_no_timeout_of_the_step(h: Harness, runs: list[int]) -> None:

@@ -18,6 +18,8 @@ from stepwell._store.statements import statement
 from stepwell._store.transactions import END_PATIENCE, STEP, Carrier, StepConnection
 from stepwell.errors import TransactionBroken
 
+_DRIVERS_OWN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+
 
 class StepSession(AsyncSession):
     """The session of a step. Its transaction is committed with the outcome, and by nobody else."""
@@ -145,6 +147,6 @@ def _unwrapped() -> Iterator[None]:
         yield
     except DBAPIError as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, asyncpg.PostgresError | asyncpg.InterfaceError | OSError):
+        while cause is not None and not isinstance(cause, _DRIVERS_OWN):
             cause = cause.__cause__
         raise cause or error from error

@@ -185,10 +185,12 @@ class Transaction:
         try:
             async with asyncio.timeout(END_PATIENCE):
                 await self._carrier.rollback()
-        except Exception:  # noqa: BLE001 - whatever it is, the connection is cut, and the server rolls back
-            is_lost = self._connection.is_closed()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the connection is cut, and the server rolls back
+            # Slow, or still in use by the author: that is no loss. A connection that is just being lost may not know
+            # that it is closed yet, and fails with an error of the driver's own.
+            is_alive = isinstance(error, TimeoutError | asyncpg.InterfaceError) and not self._connection.is_closed()
             await self._discard()
-            return not is_lost
+            return is_alive
         return not self._connection.is_closed()
 
     async def end(self) -> None:
