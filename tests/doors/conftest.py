@@ -10,12 +10,12 @@ import pytest
 from stepwell.testing import Harness
 from tests.doors.blocking_callers import BLOCKING
 from tests.doors.callers import CALLERS, Caller, calling
-from tests.doors.machines import Note, Order
+from tests.doors.machines import Busy, Family, Note, Order
 
 
 @pytest.fixture
 async def h() -> AsyncIterator[Harness]:
-    async with Harness([Order, Note]) as harness:
+    async with Harness([Order, Note, Busy, Family]) as harness:
         await harness.engine.migrate()
         yield harness
 
@@ -33,3 +33,11 @@ async def caller(request: pytest.FixtureRequest, h: Harness) -> AsyncIterator[Ca
     """Somebody's application with a transaction, once for each driver."""
     async with calling({**CALLERS, **BLOCKING}[request.param], h) as made:
         yield made
+
+
+@pytest.fixture
+async def sql(h: Harness) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of somebody who knows SQL only."""
+    connection = await asyncpg.connect(h.url)
+    yield connection
+    await connection.close()

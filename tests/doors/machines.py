@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell import Await, Context, Done, Machine, Outcome, step
+from stepwell import Await, Context, Done, Machine, Outcome, Spawn, step
 
 
 class Order(Machine):
@@ -30,3 +31,24 @@ class Note(Machine):
     @step
     async def start(self, ctx: Context[Any]) -> Outcome:
         return Done(ctx.state)
+
+
+class Busy(Machine):
+    """Runs until it is stopped."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        await asyncio.Event().wait()
+        return Done()
+
+
+class Family(Machine):
+    """Waits for two children."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        return Spawn([Order.child(), Order.child()], then=self.count)
+
+    @step
+    async def count(self, ctx: Context[Any]) -> Outcome:
+        return Done([child.status for child in ctx.children])
