@@ -6,7 +6,8 @@ The conventions of a page, which are all a writer has to know:
     ```text              right after it is what the block prints
     # shop.py            as the first line of a python block: the block is also saved under that name, or `shop/app.py`
     ```console           holds commands after "$ "; those of `stepwell` are parsed by the real command line
-    ```sql               runs on an empty schema
+    ```sql               runs on an empty schema; those of the guide on SQL in order, through psql, with what it prints
+    // pay.js            as the first line of a javascript block: node runs it, and prints the text block after it
     <!-- own process: … -->  anywhere on the page: its blocks run in a process of their own, and here is why
     <!-- not run: … -->  on the line above a python block: it is only compiled, and here is why
 """
