@@ -69,13 +69,13 @@ async def test_a_state_that_fits_runs_with_its_defaults(machines: Harness) -> No
 
 
 async def test_a_state_that_does_not_fit_fails_with_the_place(machines: Harness) -> None:
-    ids = [await start(machines, "Strict", state) for state in ('{"number": "7"}', "{}", "[1]", '"x"')]
+    ids = [await start(machines, "Strict", state) for state in ('{"number": "7"}', "{}")]
 
     async with machines.engine.worker():
         ended = [await machines.engine.wait(id_, timeout=20) for id_ in ids]
 
-    assert [instance.status for instance in ended] == [Status.FAILED] * 4
-    assert [instance.error.type for instance in ended if instance.error] == ["InvalidState"] * 4
+    assert [instance.status for instance in ended] == [Status.FAILED] * 2
+    assert [instance.error.type for instance in ended if instance.error] == ["InvalidState"] * 2
     assert "number" in ended[0].error.message  # type: ignore[union-attr]  # it has failed
 
 
