@@ -74,6 +74,16 @@ async def test_a_delay_counts_from_the_databases_clock(h: Harness, sql: asyncpg.
     assert [tuple(row) for row in rows] == [("due", timedelta(hours=1)), ("due", timedelta(hours=1, seconds=0.5))]
 
 
+async def test_a_day_has_24_hours_whatever_the_zone_of_the_session(h: Harness, sql: asyncpg.Connection) -> None:
+    await h.advance(datetime(2046, 3, 24, 12, tzinfo=UTC) - datetime.now(UTC))  # half a day before a clock goes ahead
+    await sql.execute("set timezone = 'Europe/Amsterdam'")
+
+    started = await sql.fetchval("select stepwell.start('Note', delay => '1 day')")
+
+    [row] = await h.sql("select due_at - created_at as after from stepwell.instances where id = $1", started)
+    assert row["after"] == timedelta(hours=24)
+
+
 async def test_a_time_that_has_passed_is_now(h: Harness, sql: asyncpg.Connection) -> None:
     started = await start(sql, at=datetime(1900, 1, 1, tzinfo=UTC))
 

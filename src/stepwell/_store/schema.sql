@@ -679,6 +679,7 @@ CREATE OR REPLACE FUNCTION stepwell.start(machine text, state jsonb DEFAULT '{}'
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET "TimeZone" TO 'UTC'
  SET jit TO 'off'
  SET plan_cache_mode TO 'force_generic_plan'
  SET enable_seqscan TO 'off'

@@ -320,6 +320,7 @@ create function stepwell.start(
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'  -- so that a day has 24 hours
 set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
