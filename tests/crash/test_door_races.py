@@ -70,6 +70,23 @@ async def test_who_starts_a_key_whose_holder_is_being_committed_as_done_gets_it(
     assert await race.row(holder, "status") == ("done",)
 
 
+async def test_who_waited_for_a_key_that_is_being_buried_finds_its_tombstone(
+    race: Race, sessions: tuple[Session, Session]
+) -> None:
+    one, other = sessions
+    holder = await call(one, "start('Plain', key => 'k', key_scope => 'forever')")
+    await call(one, "cancel(key => 'k')")
+    await one.begin()
+    await one.connection.execute("insert into stepwell.tombstones values ('', 'k', $1, now())", holder)
+    await one.connection.execute("delete from stepwell.instances")
+
+    waiting = await race.blocked(other, call(other, "start('Plain', key => 'k', if_exists => 'return')"))
+    await one.commit()
+
+    assert await waiting == holder
+    assert await race.harness.sql("select from stepwell.instances") == []
+
+
 @pytest.mark.parametrize("has_successor", [True, False])
 async def test_a_signal_to_a_holder_that_is_ending_reaches_its_successor_or_nobody(
     race: Race, sessions: tuple[Session, Session], has_successor: bool

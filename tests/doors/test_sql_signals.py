@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import asyncpg
@@ -12,6 +13,7 @@ from stepwell.testing import Harness
 from tests.doors.machines import Busy, Family, Note, Order
 from tests.support.waiting import eventually
 
+BEATS_RARELY = {"lease": timedelta(minutes=20), "heartbeat": timedelta(minutes=5)}
 RARELY = {"poll": timedelta(minutes=10), "max_poll": timedelta(minutes=10)}
 OFTEN = {"poll": timedelta(milliseconds=50), "max_poll": timedelta(milliseconds=50)}
 
@@ -109,8 +111,7 @@ async def test_a_parent_goes_on_when_its_last_child_is_cancelled_by_sql(h: Harne
 
 async def test_the_step_of_a_cancelled_instance_is_stopped_at_the_commit(h: Harness, sql: asyncpg.Connection) -> None:
     busy = await h.engine.start(Busy)
-    async with h.engine.worker(**RARELY) as worker:
-        await eventually(lambda: h.sql("select from stepwell.instances where status = 'executing'"))
+    async with h.engine.worker(**RARELY, **BEATS_RARELY) as worker:
         await eventually(lambda: worker.running == 1)
         transaction = sql.transaction()
         await transaction.start()
@@ -148,7 +149,7 @@ async def test_a_key_that_a_cancel_frees_goes_to_the_next_one_at_the_commit_and_
 async def test_a_worker_that_hardly_polls_wakes_at_the_commit(h: Harness, sql: asyncpg.Connection) -> None:
     async with h.engine.worker(**RARELY):
         async with sql.transaction():
-            note = await sql.fetchval("select stepwell.start('Note', notify => null)")
+            note = await sql.fetchval("select stepwell.start('Note')")
             order = await sql.fetchval("select stepwell.start('Order', key => 'a', delay => interval '10 ms')")
             await sql.fetchval("select stepwell.signal('paid', '5', key => 'a')")
 
@@ -156,20 +157,38 @@ async def test_a_worker_that_hardly_polls_wakes_at_the_commit(h: Harness, sql: a
         assert (await h.engine.wait(order, timeout=20)).result == 5
 
 
-async def test_without_a_notice_only_polling_finds_it(h: Harness, sql: asyncpg.Connection) -> None:
+async def heard(h: Harness, sql: asyncpg.Connection, *doors: str) -> list[str]:
+    """The channels on which something is said when calls are committed together."""
+    said: list[str] = []
+    all_said = asyncio.Event()
     ear = await asyncpg.connect(h.url)
-    heard: list[str] = []
-    for channel in ("stepwell_work", "stepwell_due", "stepwell_idle", "stepwell_revoked"):
-        await ear.add_listener(channel, lambda *notice: heard.append(notice[2]))
+    for channel in ("stepwell_work", "stepwell_due", "stepwell_idle", "stepwell_revoked", "stepwell_settled"):
+        await ear.add_listener(channel, lambda *notice: said.append(notice[2]))
+    await ear.add_listener("end", lambda *_: all_said.set())
     async with sql.transaction():
-        note = await sql.fetchval("select stepwell.start('Note', notify => false)")
-        await sql.fetchval("select stepwell.start('Order', key => 'a', delay => '1 day', notify => false)")
-        await sql.fetchval("select stepwell.signal('paid', key => 'a', notify => false)")
-        await sql.fetchval("select stepwell.cancel(key => 'a', notify => false)")
-    await ear.fetch("select")
-
-    silent = list(heard)
-    async with h.engine.worker(**OFTEN):
-        assert (await h.engine.wait(note, timeout=20)).status is Status.DONE
+        for door in doors:
+            await sql.fetch(f"select stepwell.{door}")
+    await ear.execute('notify "end"')
+    await asyncio.wait_for(all_said.wait(), 20)
     await ear.close()
-    assert silent == []
+    return sorted(said)
+
+
+async def test_a_null_is_no_reason_to_be_silent(h: Harness, sql: asyncpg.Connection) -> None:
+    await parked(h)
+
+    assert await heard(h, sql, "start('Note', notify => null)") == ["stepwell_work"]
+    assert await heard(h, sql, "start('Note', delay => '1 day', notify => null)") == ["stepwell_due"]
+    assert await heard(h, sql, "signal('paid', key => 'a', notify => null)") == ["stepwell_work"]
+
+
+async def test_without_a_notice_only_polling_finds_it(h: Harness, sql: asyncpg.Connection) -> None:
+    said = await heard(
+        h, sql, "start('Note', key => 'n', notify => false)",
+        "start('Order', key => 'a', delay => '1 day', notify => false)",
+        "signal('paid', key => 'a', notify => false)", "cancel(key => 'a', notify => false)",
+    )  # fmt: skip
+
+    async with h.engine.worker(**OFTEN):
+        assert (await h.engine.wait("n", timeout=20)).status is Status.DONE
+    assert said == []
