@@ -162,7 +162,7 @@ async def heard(h: Harness, sql: asyncpg.Connection, *doors: str) -> list[str]:
     said: list[str] = []
     all_said = asyncio.Event()
     ear = await asyncpg.connect(h.url)
-    for channel in ("stepwell_work", "stepwell_due", "stepwell_idle", "stepwell_revoked", "stepwell_settled"):
+    for channel in ("stepwell_work", "stepwell_due", "stepwell_idle", "stepwell_revoked"):
         await ear.add_listener(channel, lambda *notice: said.append(notice[2]))
     await ear.add_listener("end", lambda *_: all_said.set())
     async with sql.transaction():
@@ -175,9 +175,7 @@ async def heard(h: Harness, sql: asyncpg.Connection, *doors: str) -> list[str]:
 
 
 async def test_a_null_is_no_reason_to_be_silent(h: Harness, sql: asyncpg.Connection) -> None:
-    await parked(h)
-
-    assert await heard(h, sql, "start('Note', notify => null)") == ["stepwell_work"]
+    assert await heard(h, sql, "start('Order', key => 'a', notify => null)") == ["stepwell_work"]
     assert await heard(h, sql, "start('Note', delay => '1 day', notify => null)") == ["stepwell_due"]
     assert await heard(h, sql, "signal('paid', key => 'a', notify => null)") == ["stepwell_work"]
 
