@@ -100,8 +100,8 @@ async def test_rule_17_what_is_due_earlier_fires_earlier(make_harness: MakeHarne
     h = await harness_with_itself(make_harness, **NO_POLL)
 
     async with h.engine.worker({"default": 1}):
-        handles = [await h.engine.start(Timed, delay=SOON * factor) for factor in (3, 1, 2)]
-        ended = [await handle.wait(timeout=30) for handle in handles]
+        started = await h.engine.start_many([Timed.child(delay=SOON * factor) for factor in (3, 1, 2)])
+        ended = [await h.engine.wait(handle.id, timeout=30) for handle in started]
 
     third, first, second = (snapshot.finished_at for snapshot in ended)
     assert first is not None
