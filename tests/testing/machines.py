@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +57,18 @@ class Broken(Machine):
     @step
     async def start(self, ctx: Context[Any]) -> Done:
         raise RuntimeError("no tea left")
+
+
+class Careless(Machine):
+    """Fails deep in a library, in the loop and in a thread."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done(json.loads("{"))
+
+    @step
+    def start_blocking(self, ctx: Context[Any]) -> Done:
+        return Done(json.loads("{"))
 
 
 class Noting(Machine):

@@ -12,7 +12,7 @@ from stepwell import HarnessError, InvalidInput, NoDatabase, SettingError
 from stepwell.errors import DefinitionError
 from stepwell.testing import Harness, assert_done, keeper
 from tests.conftest import MakeHarness
-from tests.testing.machines import Broken, Family, Greeting, Parking
+from tests.testing.machines import Broken, Careless, Family, Greeting, Parking
 
 
 @pytest.fixture
@@ -39,6 +39,19 @@ async def test_what_failed_instead_is_told_with_the_end_of_its_traceback(h: Harn
     assert "expected Broken #1 'b' to be done\n  status: failed, at step 'start', attempt 0" in str(told.value)
     assert "error: RuntimeError: no tea left" in str(told.value)
     assert 'raise RuntimeError("no tea left")' in str(told.value)
+
+
+async def test_an_error_from_deep_in_a_library_is_told_with_the_line_of_the_step(make_harness: MakeHarness) -> None:
+    h = await make_harness([Careless])
+    careless = [await h.engine.start(Careless, step=step) for step in ("start", "start_blocking")]
+    await h.drain()
+
+    for instance in careless:
+        with pytest.raises(AssertionError) as told:
+            await h.assert_done(instance)
+
+        assert 'return Done(json.loads("{"))' in str(told.value)
+        assert "JSONDecodeError: Expecting property name" in str(told.value).splitlines()[-2]
 
 
 async def test_what_waits_instead_is_told_with_its_inbox_and_its_deadline(h: Harness) -> None:
@@ -126,7 +139,7 @@ async def test_a_target_that_is_none_is_refused(h: Harness) -> None:
 @pytest.mark.parametrize(
     ("machines", "error"),
     [
-        (Greeting, r"machines: expected a list of machines and jobs, got .*write Harness\(machines=\[Greeting\]\)"),
+        (Greeting, r"machines: expected a list of machines and jobs, got .*write machines=\[Greeting\]"),
         ("Greeting", "machines: expected a list"),
         ([object], "is neither a Machine class nor a job"),
         ([Greeting()], "is neither a Machine class nor a job"),

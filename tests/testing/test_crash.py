@@ -106,11 +106,18 @@ async def test_what_dies_says_nothing_to_the_database(h: Harness) -> None:
     assert [row["has_left"] for row in left] == [False, True]
 
 
-async def test_a_crash_that_does_not_happen_is_an_error(h: Harness) -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"nth": 3}, r"crash at 'flusher.committed', time 3 did not happen: the drain came by 2 times"),
+        ({"step": "pya"}, r"crash at 'flusher.committed' of step 'pya' did not happen: the drain never came by"),
+    ],
+)
+async def test_a_crash_that_does_not_happen_is_an_error(h: Harness, fault: dict[str, Any], told: str) -> None:
     await h.engine.start(Errand)
-    h.crash("flusher.committed", nth=3)
+    h.crash("flusher.committed", **fault)
 
-    with pytest.raises(HarnessError, match=r"crash at 'flusher.committed', time 3 did not happen.* came by 2 times"):
+    with pytest.raises(HarnessError, match=told):
         await h.drain()
 
 

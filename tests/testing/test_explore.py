@@ -176,3 +176,5 @@ async def test_a_scenario_that_commits_nothing_or_is_none_is_refused() -> None:
         await explore_crashes(idle, machines=[Greeting])
     with pytest.raises(InvalidInput, match=r"scenario: expected an `async def scenario\(h\)`"):
         await explore_crashes(lambda h: None, machines=[Greeting])  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidInput, match=r"machines: expected a list of machines and jobs, .*=\[Greeting\]"):
+        await explore_crashes(idle, machines=Greeting)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ Target: TypeAlias = "int | str | Handle[Any] | Instance"
 ErrorLike: TypeAlias = str | re.Pattern[str] | type[BaseException]
 
 LAST_LINES = 6
+OURS = "/stepwell/_runtime/"  # in the frames of whoever calls a step
 MOST_LISTED = 10
 MOST_SHOWN = 300
 
@@ -151,8 +152,17 @@ def _error_lines(instance: Instance) -> list[str]:
     if instance.error is None:
         return []
     lines = [f"error: {instance.error.type}: {instance.error.message}"]
-    trace = (instance.error.traceback or "").rstrip().splitlines()[-LAST_LINES:]
-    return lines + [f"    {line}" for line in trace]
+    return lines + [f"    {line}" for line in _told(instance.error.traceback or "")]
+
+
+def _told(trace: str) -> list[str]:
+    """The end of a traceback, and the step's own line before it if the end lies deep in a library."""
+    lines = trace.rstrip().splitlines()
+    end = lines[-LAST_LINES:]
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    ours = [number for number in frames if OURS in lines[number]]
+    own = next((number for number in frames if ours and number > ours[-1]), len(lines))
+    return end if own >= len(lines) - LAST_LINES else [*lines[own : own + 2], "  …", *end]
 
 
 def _line(instance: Instance) -> str:

@@ -167,9 +167,8 @@ class Drain:
     def _check_faults(self) -> None:
         for fault in self._faults:
             if fault.is_sure and not fault.is_spent:
-                raise HarnessError(
-                    f"the crash at {fault} did not happen: the drain came by {fault.reached} times\n{self.tally}"
-                )
+                times = f"came by {fault.reached} times" if fault.reached else "never came by"
+                raise HarnessError(f"the crash at {fault} did not happen: the drain {times}\n{self.tally}")
 
 
 class _Death(Exception):

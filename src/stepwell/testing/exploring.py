@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell.errors import HarnessError, InvalidInput
-from stepwell.testing.harness import Harness
+from stepwell.testing.harness import Harness, check_machines
 from stepwell.testing.report import Crash, Report, compare
 from stepwell.testing.tally import Ran
 from stepwell.testing.world import World, look_at
@@ -72,7 +72,7 @@ async def explore_crashes(
     """
     if not inspect.iscoroutinefunction(scenario):
         raise InvalidInput("scenario", f"expected an `async def scenario(h)`, got {scenario!r}")
-    runs = _Runs(scenario, list(machines), settings, timeout)
+    runs = _Runs(scenario, check_machines(machines), settings, timeout)
     plain = _Plan()
     expected, again = await runs.run(plain), await runs.run(_Plan())
     steps = plain.steps()

@@ -47,8 +47,8 @@ class Fault:
         return self.step is None or (claim is not None and self.step in (claim.step, f"{claim.machine}.{claim.step}"))
 
     def __str__(self) -> str:
-        where = "" if self.step is None else f" of {self.step}"
-        return f"{self.point!r}{where}, time {self.nth}"
+        where = "" if self.step is None else f" of step {self.step!r}"
+        return f"{self.point!r}{where}" + (f", time {self.nth}" if self.nth > 1 else "")
 
 
 class Watch:

@@ -31,7 +31,7 @@ class Harness:
     """`async with Harness(machines=[…]) as h:` gives `h.engine`; on `$STEPWELL_TEST_DATABASE_URL`'s server if set."""
 
     def __init__(self, machines: Iterable[Any] = (), *, resources: Any = None, **settings: Any) -> None:
-        self._machines = _machines(machines)
+        self._machines = check_machines(machines)
         self._resources = resources
         self._settings = settings
         self._stack = AsyncExitStack()
@@ -216,10 +216,11 @@ def _see_nothing(_: str, __: Claim | None) -> bool:
     return False
 
 
-def _machines(machines: Any) -> list[Any]:
+def check_machines(machines: Any) -> list[Any]:
+    """A list of machines and jobs, or an error that says how to write it."""
     if isinstance(machines, str | bytes) or not isinstance(machines, Iterable):
         raise InvalidInput("machines", f"expected a list of machines and jobs, got {machines!r}; write "
-                           f"Harness(machines=[{getattr(machines, '__name__', 'Checkout')}])")
+                           f"machines=[{getattr(machines, '__name__', 'Checkout')}]")
     found = list(machines)
     Registry(found)  # refuses what is none
     return found

@@ -35,7 +35,8 @@ def _check(connection: Any) -> None:
     if status is TransactionStatus.INERROR:
         raise InvalidConnection("its transaction has failed; roll it back first")
     if status is TransactionStatus.IDLE and connection.autocommit:
-        raise InvalidConnection("is in autocommit mode: `with connection.transaction():` must be around the call")
+        with_ = "async with" if isinstance(connection, psycopg.AsyncConnection) else "with"
+        raise InvalidConnection(f"is in autocommit mode: `{with_} connection.transaction():` must be around the call")
 
 
 class _AsyncConnection(Borrowed):
