@@ -13,7 +13,7 @@ from stepwell._core.faults import Refusal
 from stepwell._store import clones
 from stepwell._store.database import Database
 from stepwell._store.migrations import apply, current_version, latest_version, migrations, script
-from tests.support.dump_schema import dump
+from tests.support.dump_schema import dump, dump_of
 
 
 @pytest.fixture
@@ -22,14 +22,6 @@ async def empty(empty_url: str) -> AsyncIterator[Database]:
     await database.open()
     yield database
     await database.close()
-
-
-async def dump_of(url: str) -> str:
-    connection = await asyncpg.connect(url)
-    try:
-        return await dump(connection)
-    finally:
-        await connection.close()
 
 
 async def tables(url: str) -> set[str]:

@@ -96,6 +96,15 @@ async def dump(connection: asyncpg.Connection) -> str:
     return "\n".join(parts)
 
 
+async def dump_of(url: str) -> str:
+    """The schema of the database with this URL."""
+    connection = await asyncpg.connect(url)
+    try:
+        return await dump(connection)
+    finally:
+        await connection.close()
+
+
 async def _table(connection: asyncpg.Connection, table: asyncpg.Record) -> str:
     columns = await connection.fetch(COLUMNS, table["oid"])
     width = max(len(column["name"]) for column in columns)
@@ -124,11 +133,7 @@ def _column(column: asyncpg.Record) -> str:
 
 async def main() -> None:
     async with Harness() as harness:
-        connection = await asyncpg.connect(harness.url)
-        try:
-            sys.stdout.write(await dump(connection))
-        finally:
-            await connection.close()
+        sys.stdout.write(await dump_of(harness.url))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -41,6 +41,25 @@ class SharedHarness(Harness):
 @contextmanager
 def shared_database() -> Iterator[str]:
     """The URL of a migrated database, for as long as the block lasts."""
+    with _database(_create_migrated) as url:
+        yield url
+
+
+@contextmanager
+def empty_database() -> Iterator[str]:
+    """The URL of a database with nothing in it, for as long as the block lasts."""
+    with _database(_create_empty) as url:
+        yield url
+
+
+def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread, so that it does not matter whether a loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@contextmanager
+def _database(create: Callable[[str, str], Coroutine[Any, Any, None]]) -> Iterator[str]:
     name = f"stepwell_test_{secrets.token_hex(6)}"
     server = None
     server_url = os.environ.get("STEPWELL_TEST_DATABASE_URL")
@@ -48,18 +67,17 @@ def shared_database() -> Iterator[str]:
         server = EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS)
         server_url = server.join()
     try:
-        _in_own_loop(_create(server_url, name))
+        in_own_loop(create(server_url, name))
         yield clones.sibling(server_url, name)
-        _in_own_loop(clones.drop(server_url, name))
+        in_own_loop(clones.drop(server_url, name))
     finally:
         if server is not None:
             server.leave()
 
 
-async def _create(server_url: str, name: str) -> None:
+async def _create_migrated(server_url: str, name: str) -> None:
     await clones.clone(server_url, await clones.ensure_template(server_url), name)
 
 
-def _in_own_loop(work: Coroutine[Any, Any, T]) -> T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+async def _create_empty(server_url: str, name: str) -> None:
+    await clones.clone(server_url, "template0", name)

@@ -128,12 +128,8 @@ class Database:
     async def close(self) -> None:
         """Close all connections; one that does not answer is cut."""
         pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        try:
-            await asyncio.wait_for(pool.close(), CLOSE_TIMEOUT)
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            pool.terminate()
+        if pool is not None:
+            await close_pool(pool)
 
     def cut(self) -> None:
         """Break all connections without a word, as the end of a process does."""
@@ -186,6 +182,14 @@ class Database:
         self.check_loop()
         async with self._pool.acquire() as connection:
             yield connection  # type: ignore[misc]  # the pool's proxy stands in for its connection
+
+
+async def close_pool(pool: asyncpg.Pool) -> None:
+    """Close all connections of a pool; one that does not answer is cut."""
+    try:
+        await asyncio.wait_for(pool.close(), CLOSE_TIMEOUT)
+    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        pool.terminate()
 
 
 async def meet_types(connection: asyncpg.Connection) -> None:

@@ -12,7 +12,7 @@ import asyncpg
 from stepwell._core.commits import Commit
 from stepwell._core.faults import Contention, Outage, Refusal
 from stepwell._store import flushes
-from stepwell._store.database import CLOSE_TIMEOUT, Queryable, Session, meet_types
+from stepwell._store.database import Queryable, Session, close_pool, meet_types
 from stepwell._store.flushes import Flushed
 from stepwell._store.translation import translated
 from stepwell.errors import EngineClosed, MissingExtra, TransactionBroken
@@ -267,12 +267,8 @@ class Connections:
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        try:
-            await asyncio.wait_for(pool.close(), CLOSE_TIMEOUT)
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            pool.terminate()
+        if pool is not None:
+            await close_pool(pool)
 
     async def acquire(self) -> Carrier:
         if self._pool is None:

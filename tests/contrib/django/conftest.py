@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import secrets
 import sys
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import django
 import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from stepwell._store import clones
 from stepwell.contrib.django import engine, make_engine
-from stepwell.embedded import EmbeddedServer, data_home
-from stepwell.testing.harness import SERVER_SETTINGS
+from tests.support.shared_database import empty_database
 
 PROJECT = Path(__file__).parent / "project"
 Tasks = Any  # the module of the project's tasks
-T = TypeVar("T")
-
-
-def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
-
-
-@contextmanager
-def empty_database() -> Iterator[str]:
-    """The URL of a database with nothing in it, for as long as the block lasts."""
-    name = f"stepwell_test_{secrets.token_hex(6)}"
-    server = None
-    server_url = os.environ.get("STEPWELL_TEST_DATABASE_URL")
-    if not server_url:
-        server = EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS)
-        server_url = server.join()
-    try:
-        in_own_loop(clones.clone(server_url, "template0", name))
-        yield clones.sibling(server_url, name)
-        in_own_loop(clones.drop(server_url, name))
-    finally:
-        if server is not None:
-            server.leave()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import asyncpg
 import psycopg
 import pytest
 from django.conf import settings
@@ -17,8 +16,8 @@ from django.test import override_settings
 from stepwell import Engine
 from stepwell._store import clones
 from stepwell._store.migrations import latest_version, migrations
-from tests.contrib.django.conftest import in_own_loop
-from tests.support.dump_schema import dump
+from tests.support.dump_schema import dump_of
+from tests.support.shared_database import in_own_loop
 
 
 @pytest.fixture
@@ -30,14 +29,6 @@ def other(project: str, empty_url: str, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield empty_url
     connections["other"].close()
     del connections["other"]
-
-
-async def dump_of(url: str) -> str:
-    connection = await asyncpg.connect(url)
-    try:
-        return await dump(connection)
-    finally:
-        await connection.close()
 
 
 async def version(url: str) -> int:
