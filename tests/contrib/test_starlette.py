@@ -103,6 +103,21 @@ def test_the_applications_own_lifespan_runs_inside_and_adds_to_the_state(engine:
     assert told == ["enter True", "leave True"]
 
 
+def test_steps_run_only_while_the_applications_own_lifespan_lasts(engine: Engine) -> None:
+    told: list[list[int]] = []
+
+    @asynccontextmanager
+    async def own(_: Starlette) -> AsyncIterator[None]:
+        told.append([worker.id for worker in await engine.insights.workers() if worker.alive])
+        yield
+        told.append([worker.id for worker in await engine.insights.workers() if worker.alive])
+
+    with TestClient(Starlette(routes=ROUTES, lifespan=lifespan(engine, worker=True, then=own))) as client:
+        assert client.get("/hello").json()["result"] == "hello"
+
+    assert told == [[], []]
+
+
 def test_an_own_lifespan_that_yields_nothing_is_fine(engine: Engine) -> None:
     @asynccontextmanager
     async def own(_: Starlette) -> AsyncIterator[None]:

@@ -22,7 +22,8 @@ def lifespan(
     """`FastAPI(lifespan=lifespan(engine))`: the engine is open while the application runs, as `request.state.engine`.
 
     `worker=True`, or its queues, runs a worker in the same process, which drains at shutdown. `migrate=True` brings
-    the schema up to date first. `then` is the application's own lifespan: entered after the engine, left before it.
+    the schema up to date first. `then` is the application's own lifespan: entered before the worker starts, left
+    after it has drained, and inside of the engine.
     """
 
     @asynccontextmanager
@@ -31,9 +32,9 @@ def lifespan(
             if migrate:
                 await engine.migrate()
             await stack.enter_async_context(engine)
-            if worker is not None and worker is not False:
-                await stack.enter_async_context(engine.worker(None if worker is True else worker))
             own = None if then is None else await stack.enter_async_context(then(app))
+            if worker is not None and worker is not False:  # last in, first out: steps may use what `then` has opened
+                await stack.enter_async_context(engine.worker(None if worker is True else worker))
             yield {"engine": engine, **(own or {})}
 
     return live
