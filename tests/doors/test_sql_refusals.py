@@ -194,6 +194,9 @@ BAD_SIGNALS: dict[str, tuple[str, str, str]] = {
     "deep": ("name => 'n', key => 'a', payload => (repeat('[', 600) || repeat(']', 600))::jsonb", "SW001", "payload"),
     "a number too long": ("name => 'n', key => 'a', payload => ('[' || repeat('9', 1001) || ']')::jsonb", "SW001",
                           "payload"),
+    "no float": ("name => 'n', key => 'a', payload => (repeat('9', 309) || '.5')::jsonb", "SW001", "payload"),
+    "no float either": ("name => 'n', key => 'a', payload => ('-' || repeat('9', 309) || '.0')::jsonb", "SW001",
+                        "payload"),
 }  # fmt: skip
 
 
@@ -209,6 +212,25 @@ async def test_a_bad_signal_is_refused_and_stores_nothing(h: Harness, sql: async
     assert await h.sql("select from stepwell.signals") == []
     with pytest.raises(NoTarget):
         await h.engine.signal("b", "n")
+
+
+async def test_what_a_worker_can_not_read_is_refused_whoever_says_that_it_was_checked(
+    h: Harness, sql: asyncpg.Connection
+) -> None:
+    """`checked` is Python's word for a state that met its type; any role that may call the door can say it."""
+    order = await sql.fetchval("select stepwell.start('Order')")
+    unreadable = [DEEP, 10**1000]
+
+    for value in unreadable:
+        start = {"machine": "Note", "state": {"a": value}, "checked": True}
+        assert await refused(sql, "select stepwell.start_many($1)", json.dumps([start])) == ("SW001", "state")
+        signal = {"id": order, "name": "paid", "payload": value, "checked": True}
+        assert await refused(sql, "select stepwell.signal_many($1)", json.dumps([signal])) == ("SW001", "payload")
+    array = [{"machine": "Note", "state": [1], "checked": True}]
+    assert await refused(sql, "select stepwell.start_many($1)", json.dumps(array)) == ("SW001", "state")
+
+    assert await h.sql("select from stepwell.signals") == []
+    assert [row["id"] for row in await h.sql("select id from stepwell.instances")] == [order]
 
 
 BAD_CANCELS: dict[str, tuple[str, str, str]] = {

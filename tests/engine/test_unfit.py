@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell import Context, Done, Engine, Hold, Machine, Status, step
+from stepwell import Await, Context, Done, Engine, Hold, Machine, Status, step
 from tests.conftest import MakeHarness
 from tests.support.waiting import held
 
@@ -142,3 +142,35 @@ async def test_rule_9a_a_backlog_that_nobody_can_run_does_not_stop_the_rest(make
 
     [row] = await h.sql("select count(*) from stepwell.instances where status = 'runnable' and machine = 'Order'")
     assert row["count"] == 200
+
+
+class Parked(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Await:
+        return Await("go", then=self.end)
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        return Done(len(ctx.awaited))
+
+
+async def test_rule_9a_a_signal_that_can_not_be_read_puts_its_own_instance_aside_and_no_neighbour(
+    make_harness: MakeHarness,
+) -> None:
+    """Rule 9a: no door lets it in; whoever writes into the table can. Those claimed with it run."""
+    h = await make_harness([Parked, Neighbour])
+    sick, sound = await h.engine.start(Parked), await h.engine.start(Parked)
+    neighbours = [await h.engine.start(Neighbour) for _ in range(3)]
+    for one in (sick, sound):
+        await one.signal("go")
+    await h.sql(
+        "update stepwell.signals set payload = (repeat('9', 400) || '.5')::jsonb where instance_id = $1", sick.id
+    )
+
+    async with h.engine.worker():
+        results = [await one.result(timeout=20) for one in (*neighbours, sound)]
+        waiting = await held(sick)
+
+    assert results == ["ran", "ran", "ran", 1]
+    assert (waiting.status, waiting.hold) == (Status.RUNNABLE, Hold.UNFIT)
+    assert "can not be read" in str(waiting.hold_reason)

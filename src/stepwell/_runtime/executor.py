@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
@@ -23,7 +24,9 @@ from stepwell._runtime.transactions import Transactor
 from stepwell._store import children, signals, workers
 from stepwell._store.database import Database
 from stepwell._store.workers import Stored
-from stepwell.errors import RefusedByDatabase, StepwellError
+from stepwell.errors import InvalidPayload, RefusedByDatabase, StepwellError
+
+T = TypeVar("T")
 
 log = logging.getLogger("stepwell")
 
@@ -145,12 +148,13 @@ class Executor:
 
     async def _load(self, claims: list[Claim], states: dict[int, Stored]) -> dict[int, Read]:
         """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
+        db, unreadable = self._database, dict[int, InvalidPayload]()
         receivers = [claim.id for claim in claims if claim.has_inbox]
-        inboxes = await signals.load(self._database, receivers) if receivers else {}
+        inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, unreadable)
         rounds = {claim.id: claim.round for claim in claims if claim.round}
-        families = await children.load(self._database, rounds) if rounds else {}
+        families = await _isolating(lambda ids: children.load(db, {i: rounds[i] for i in ids}), [*rounds], unreadable)
         return {
-            id_: Read(stored.state, stored.unchecked, inboxes.get(id_, ()), families.get(id_, ()))
+            id_: Read(stored.state, stored.unchecked, inboxes.get(id_, ()), families.get(id_, ()), unreadable.get(id_))
             for id_, stored in states.items()
         }
 
@@ -285,6 +289,24 @@ class Executor:
             if second is not error and second.__context__ is None:
                 second.__context__ = error
             return run.failure(second)
+
+
+async def _isolating(
+    load: Callable[[list[int]], Awaitable[dict[int, T]]], ids: list[int], unreadable: dict[int, InvalidPayload]
+) -> dict[int, T]:
+    """What is stored for these instances; what can not be read leaves out its own instance only, and tells why."""
+    if not ids:
+        return {}
+    try:
+        return await load(ids)
+    except InvalidPayload as error:
+        if len(ids) == 1:
+            unreadable[ids[0]] = error
+            return {}
+    found: dict[int, T] = {}
+    for id_ in ids:
+        found |= await _isolating(load, [id_], unreadable)
+    return found
 
 
 class _Slot:

@@ -11,7 +11,7 @@ from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.transition import failed, transition
 from stepwell.context import Context
-from stepwell.errors import InvalidInput, InvalidState, StepwellError
+from stepwell.errors import InvalidInput, InvalidPayload, InvalidState, StepwellError
 from stepwell.machine import Step, step_name
 
 
@@ -27,6 +27,7 @@ class Read:
     unchecked: bool = False  # the state came in by SQL, and has met no type yet
     inbox: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
+    unreadable: InvalidPayload | None = None  # a signal, or a child's state or result, that is no JSON for Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Run:
 
 def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
     """Find what runs this row; a version that nobody registers any more is brought forward here."""
+    if read.unreadable is not None:
+        raise Unfit(f"what it was sent, or what its children left, can not be read: {read.unreadable}")
     definition = surroundings.registry.find(claim.machine, claim.version)
     loaded = read.state
     stored: str | None = loaded

@@ -50,8 +50,9 @@ end
 $$;
 
 
--- What is wrong with a long JSON value that met no Python yet: what a worker could not read; null if nothing is.
--- Only a text with so many digits in a row can hold a number that is too long.
+-- What is wrong with a long JSON value: what a worker could not read; null if nothing is. It is asked of all that is
+-- stored, whoever says that it was checked: what can not be read puts the instance aside that it was sent to.
+-- Only a text with so many digits in a row can hold a number that is too long. One with a fraction becomes a float.
 create function stepwell._json_problem(value jsonb)
 returns text
 language sql stable as $$
@@ -59,6 +60,12 @@ select case
   when position(repeat('0', 1001) in translate(value::text, '123456789', '000000000')) > 0
     and jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@ >= 1e1000 || @ <= -1e1000))')
     then 'has a number of more than 1000 digits; send it as a string'
+  when position(repeat('0', 309) in translate(value::text, '123456789', '000000000')) > 0
+    and exists (select
+                from jsonb_path_query(value, '$.** ? (@.type() == "number" && (@ >= 1.7976931348623158e308
+                                              || @ <= -1.7976931348623158e308))') as n(number)
+                where n.number::text like '%.%')
+    then 'has a number with a fraction that is beyond every float; send it as a string'
   when jsonb_path_exists(value, '$.**{500}.type() ? (@ == "object" || @ == "array")')
     then 'is nested more than 500 deep'
 end
@@ -147,13 +154,13 @@ select case
     then array['SW001', 'concurrency_key', stepwell._name_problem(concurrency_key)]
   when stepwell._name_problem(tenant, true) is not null
     then array['SW001', 'tenant', stepwell._name_problem(tenant, true)]
-  when is_checked then null
   when jsonb_typeof(state) not in ('object', 'null') then array['SW001', 'state', format(
     'expected an object, got %s', jsonb_typeof(state))]
+  when octet_length(state::text) > 300 and stepwell._json_problem(state) is not null
+    then array['SW001', 'state', stepwell._json_problem(state)]
+  when is_checked then null
   when octet_length(state::text) > largest then array['SW004', 'state', format(
     '%s bytes are more than max_payload (%s); store a reference instead', octet_length(state::text), largest)]
-  when octet_length(state::text) > 1000 and stepwell._json_problem(state) is not null
-    then array['SW001', 'state', stepwell._json_problem(state)]
 end
 $$;
 
@@ -382,11 +389,11 @@ select case
     then array['SW001', 'dedup_key', stepwell._name_problem(dedup_key)]
   when stepwell._name_problem(tenant, true) is not null
     then array['SW001', 'tenant', stepwell._name_problem(tenant, true)]
+  when octet_length(payload::text) > 300 and stepwell._json_problem(payload) is not null
+    then array['SW001', 'payload', stepwell._json_problem(payload)]
   when is_checked then null
   when octet_length(payload::text) > largest then array['SW004', 'payload', format(
     '%s bytes are more than max_payload (%s); send a reference instead', octet_length(payload::text), largest)]
-  when octet_length(payload::text) > 1000 and stepwell._json_problem(payload) is not null
-    then array['SW001', 'payload', stepwell._json_problem(payload)]
 end
 $$;
 
