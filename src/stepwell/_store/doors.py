@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC
 from typing import Any
 
@@ -16,28 +16,31 @@ from stepwell.errors import Duplicate
 
 _to_json = msgspec.json.Encoder().encode
 
+LARGEST_ARRAY = 32 * 1024 * 1024
+"""Bytes of JSON in one call. Postgres takes an array of 256 MB, in which small numbers take six times their text."""
+
 
 async def start_many(connection: Borrowed, entries: Sequence[NewInstance], *, notify: bool) -> list[int | Duplicate]:
     """Start instances; answers in the order of the entries: the new id, or who occupies the key."""
-    call = Call(
-        "start_many",
-        (_json("entries", [_entry(entry) for entry in entries]), Argument("notify", "boolean", notify)),
-        ("position", "id", "is_duplicate"),
-    )
     answers: dict[int, int | Duplicate] = {}
-    for position, id_, is_duplicate in await connection.fetch(call):
-        answers[position] = Duplicate(str(entries[position].key), id_) if is_duplicate else id_
+    order = [(entry.tenant, entry.key or "") for entry in entries]
+    for places, array in _arrays([_entry(entry) for entry in entries], order):
+        arguments = (Argument("entries", "jsonb", array), Argument("notify", "boolean", notify))
+        call = Call("start_many", arguments, ("position", "id", "is_duplicate"))
+        for position, id_, is_duplicate in await connection.fetch(call):
+            place = places[position]
+            answers[place] = Duplicate(str(entries[place].key), id_) if is_duplicate else id_
     return [answers[position] for position in range(len(entries))]
 
 
 async def signal_many(connection: Borrowed, signals: Sequence[NewSignal], *, notify: bool) -> list[int | None]:
     """Deliver signals; answers in their order: the id that each reached, None if nobody was there."""
-    call = Call(
-        "signal_many",
-        (_json("signals", [_signal(signal) for signal in signals]), Argument("notify", "boolean", notify)),
-        ("position", "id"),
-    )
-    reached = {position: id_ for position, id_ in await connection.fetch(call)}  # noqa: C416 - rows are no pairs
+    reached: dict[int, int | None] = {}
+    order = [(signal.id or 0, signal.tenant, signal.key or "") for signal in signals]
+    for places, array in _arrays([_signal(signal) for signal in signals], order):
+        arguments = (Argument("signals", "jsonb", array), Argument("notify", "boolean", notify))
+        for position, id_ in await connection.fetch(Call("signal_many", arguments, ("position", "id"))):
+            reached[places[position]] = id_
     return [reached[position] for position in range(len(signals))]
 
 
@@ -59,8 +62,26 @@ async def cancel(
     return None if was_cancelled is None else bool(was_cancelled)
 
 
-def _json(name: str, value: Any) -> Argument:
-    return Argument(name, "jsonb", _to_json(value).decode())
+def _arrays(objects: Sequence[Any], order: Sequence[Any]) -> Iterator[tuple[list[int], str]]:
+    """The objects as JSON arrays, none too large, each with the places of its objects; nearly always there is one.
+
+    Of several, all callers send what has the same order first, so that two of them wait in one direction only.
+    """
+    texts = [_to_json(one) for one in objects]
+    places = list(range(len(texts)))
+    if sum(map(len, texts)) > LARGEST_ARRAY:
+        places.sort(key=order.__getitem__)
+    first, size = 0, 0
+    for last, place in enumerate(places):
+        if size and size + len(texts[place]) > LARGEST_ARRAY:
+            yield places[first:last], _array(texts, places[first:last])
+            first, size = last, 0
+        size += len(texts[place])
+    yield places[first:], _array(texts, places[first:])
+
+
+def _array(texts: Sequence[bytes], places: Sequence[int]) -> str:
+    return b"".join((b"[", b",".join(texts[place] for place in places), b"]")).decode()
 
 
 def _entry(entry: NewInstance) -> dict[str, Any]:

@@ -39,13 +39,16 @@ def _check(connection: Any) -> None:
         raise InvalidConnection(f"is in autocommit mode: `{with_} connection.transaction():` must be around the call")
 
 
+# The cursors below are psycopg's own, not of the connection's cursor_factory: a raw one has other placeholders.
+
+
 class _AsyncConnection(Borrowed):
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
 
     async def fetch(self, call: Call) -> Rows:
         with refusals():
-            async with self._connection.cursor(row_factory=tuple_row) as cursor:
+            async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
                 await cursor.execute(call.sql(_placeholder).encode(), call.values)
                 return await cursor.fetchall()
 
@@ -55,7 +58,7 @@ class _Connection(Lent):
         self._connection = connection
 
     def fetch(self, call: Call) -> Rows:
-        with refusals(), self._connection.cursor(row_factory=tuple_row) as cursor:
+        with refusals(), psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.execute(call.sql(_placeholder).encode(), call.values)
             return cursor.fetchall()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import InvalidRequestError
@@ -12,6 +12,9 @@ from sqlalchemy.orm import Session, scoped_session
 from stepwell._store.borrowed.asyncpg import check_loop
 from stepwell._store.borrowed.call import Borrowed, Call, Lent, Rows, refusals
 from stepwell.errors import InvalidConnection
+
+# A plain cursor, also where the connection has server-side ones for the caller's own queries.
+_OPTIONS: Final[dict[str, Any]] = {"stream_results": False, "yield_per": None}
 
 
 def borrow(connection: Any) -> Borrowed:
@@ -50,7 +53,8 @@ class _AsyncConnection(Borrowed):
         except InvalidRequestError as error:
             raise InvalidConnection(f"can not be used: {error}") from error
         with refusals():
-            return list(await connection.execute(text(call.sql(_placeholder)), _parameters(call)))
+            sent = await connection.execute(text(call.sql(_placeholder)), _parameters(call), execution_options=_OPTIONS)
+            return list(sent)
 
 
 class _Connection(Lent):
@@ -65,7 +69,8 @@ class _Connection(Lent):
         except InvalidRequestError as error:
             raise InvalidConnection(f"can not be used: {error}") from error
         with refusals():
-            return list(connection.execute(text(call.sql(_placeholder)), _parameters(call)))
+            sent = connection.execute(text(call.sql(_placeholder)), _parameters(call), execution_options=_OPTIONS)
+            return list(sent)
 
 
 def _check(connection: Connection) -> None:
