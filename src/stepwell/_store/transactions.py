@@ -36,6 +36,8 @@ class StepConnection(asyncpg.Connection):
 
     is_altered = False
     """Whether its codecs were changed, which no reset undoes."""
+    is_lent = False
+    """Whether a step has it: closing it is not the step's to do."""
 
     @property
     def bare(self) -> StepConnection:
@@ -44,6 +46,12 @@ class StepConnection(asyncpg.Connection):
 
     def get_reset_query(self) -> str:
         return super().get_reset_query() + _ALSO_RESET
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        if self.is_lent:
+            raise TransactionBroken("close() was called in the step; "
+                                    "the connection is given back when the step is over")
+        await super().close(timeout=timeout)
 
     async def set_type_codec(self, *args: Any, **options: Any) -> None:
         self.is_altered = True
@@ -135,6 +143,9 @@ class Transaction:
         except Outage as error:
             if self._connection.is_closed():
                 raise
+            if isinstance(error.__cause__, asyncpg.PostgresError):
+                raise TransactionBroken(f"the server stopped it ({error}); a timeout that the step sets holds for our "
+                                        "part of it too") from error
             raise TransactionBroken(f"its connection is still in use ({error}); await everything that the step "
                                     "began on it") from error
         if row["mark"] != self._mark:
@@ -288,22 +299,27 @@ class _Borrowed:
 
     async def begin(self) -> Queryable:
         await self._transaction.start()
+        self.connection.is_lent = True
         return Session(self.connection, self._owner)
 
     async def write_out(self) -> None:
-        """The driver keeps nothing back."""
+        """The driver keeps nothing back: all there is to do is to take the connection back."""
+        self.connection.is_lent = False
 
     async def commit(self) -> None:
         await self._transaction.commit()
 
     async def rollback(self) -> None:
+        self.connection.is_lent = False
         await self._transaction.rollback()
 
     async def give_back(self) -> None:
+        self.connection.is_lent = False
         if self.connection.is_altered:
             await self.connection.close(timeout=END_PATIENCE)
         await self._pool.release(self.handed, timeout=END_PATIENCE)
 
     async def discard(self) -> None:
+        self.connection.is_lent = False
         self.connection.terminate()
         await self._pool.release(self.handed)

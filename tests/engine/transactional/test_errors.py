@@ -87,6 +87,11 @@ async def move_itself(ctx: Context[Any]) -> Any:
     return Done()
 
 
+async def close_it(ctx: Context[Any]) -> Any:
+    await ctx.connection.close()
+    return Done()
+
+
 async def commit_the_session(ctx: Context[Any]) -> Any:
     await ctx.connection.commit()
 
@@ -115,7 +120,7 @@ DEEDS: dict[str, Deed] = {
     deed.__name__: deed
     for deed in (
         raise_error, return_nothing, fail_in_sql, swallow_an_sql_error, commit_in_sql, roll_back_in_sql,
-        break_a_deferred_constraint, leave_a_query_running, be_refused, move_itself, commit_the_session,
+        break_a_deferred_constraint, leave_a_query_running, be_refused, move_itself, close_it, commit_the_session,
         roll_the_session_back, close_the_session, commit_beneath_the_session, roll_back_beneath_the_session,
     )
 }  # fmt: skip
@@ -131,6 +136,7 @@ SEEN = {
         "leave_a_query_running": ("TransactionBroken", "still in use"),
         "be_refused": ("RefusedByDatabase", "read-only transaction"),
         "move_itself": ("TransactionBroken", "its own instance"),
+        "close_it": ("TransactionBroken", "close() was called in the step"),
     },
     "sqlalchemy": {
         "raise_error": ("ValueError", "a mistake"),
