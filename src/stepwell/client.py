@@ -280,13 +280,31 @@ class Handle(Generic[Result_co]):
         """A snapshot of it, once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
         return await self._client.waiting.wait(self.id, timeout=timeout, until=until)
 
-    async def signal(self, name: str, payload: Any = None, *, dedup_key: str | None = None) -> None:
-        """Signal it; raises NoTarget if it has ended."""
-        await self._client.signal(self.id, name, payload, dedup_key, None)
+    async def signal(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        notify: bool = True,
+    ) -> None:
+        """Signal it; raises NoTarget if it has ended. `connection` as for `engine.start`."""
+        await self._client.signal(self.id, name, payload, dedup_key, None, connection=connection, notify=notify)
 
-    async def cancel(self, *, reason: str | None = None, cascade: bool = True, by: str | None = None) -> bool:
-        """Cancel it, and what is below it; False if it had ended already."""
-        return await self._client.operating.cancel(self.id, reason, cascade=cascade, by=by, tenant=None)
+    async def cancel(
+        self,
+        *,
+        reason: str | None = None,
+        cascade: bool = True,
+        by: str | None = None,
+        connection: object = None,
+        notify: bool = True,
+    ) -> bool:
+        """Cancel it, and what is below it; False if it had ended already. `connection` as for `engine.start`."""
+        return await self._client.operating.cancel(
+            self.id, reason, cascade=cascade, by=by, tenant=None, connection=connection, notify=notify
+        )
 
     def __repr__(self) -> str:
         return f"<Handle #{self.id}>" if self.key is None else f"<Handle #{self.id} {self.key!r}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 
 from stepwell import Duplicate, InvalidConnection, IsolationTooHigh, NoTarget, NotFound, Status
@@ -96,6 +97,20 @@ async def test_a_start_can_be_signalled_and_cancelled_before_it_is_committed(h: 
     assert [signal.payload for signal in await h.engine.insights.inbox(order.id)] == [1]
     assert cancelled is True
     assert (await h.engine.get("order:8")).status is Status.CANCELLED
+
+
+async def test_a_handle_takes_the_connection_too(h: Harness) -> None:
+    connection = await asyncpg.connect(h.url)
+    order = await h.engine.start(Order)
+
+    async with connection.transaction():
+        await order.signal("paid", 1, connection=connection)
+        assert await order.cancel(connection=connection) is True
+        before = (await h.engine.insights.inbox(order.id), (await order.get()).status)
+
+    assert before == ([], Status.RUNNABLE)
+    assert (await order.get()).status is Status.CANCELLED
+    await connection.close()
 
 
 async def test_a_cancel_holds_with_the_callers_commit(h: Harness, caller: Caller) -> None:

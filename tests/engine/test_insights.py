@@ -145,3 +145,17 @@ async def test_workers_are_listed_while_they_live(make_harness: MakeHarness) -> 
     assert (listed.id, listed.alive, listed.queues) == (expected_id, True, {"default": 2, "post": 3})
     assert listed.machines == ["Order@1", "Parcel@2"]
     assert not any(row.alive for row in await h.engine.insights.workers())
+
+
+async def test_one_state_that_nobody_can_read_does_not_hide_the_others(make_harness: MakeHarness) -> None:
+    """Somebody has written it past all doors."""
+    h = await make_harness([Order])
+    broken = await h.engine.start(Order)
+    await h.engine.start(Order)
+    await h.sql("update stepwell.instance_data set state = jsonb_build_object('x', repeat('9', 6000)::numeric) "
+                "where id = $1", broken.id)
+
+    page = await h.engine.insights.list()
+
+    assert len(page.items) == 2
+    assert str((await broken.get()).state).startswith('{"x": 999')

@@ -15,6 +15,7 @@ from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys
 from stepwell._store.database import Database, Queryable, Row, Session
 from stepwell._store.statements import statement
+from stepwell.errors import InvalidPayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +338,14 @@ async def list_page(db: Queryable, wanted: Filter, *, below: int | None, limit: 
     return [_instance(row) for row in rows]
 
 
+def _shown(text: str) -> Any:
+    """A stored value; what somebody wrote past the doors and nobody can read is shown as its text."""
+    try:
+        return decode_value(text)
+    except InvalidPayload:
+        return text
+
+
 def _instance(row: Row | Mapping[str, Any]) -> Instance:
     fields: dict[str, Any] = dict(row)
     error = fields["error"]
@@ -344,8 +353,8 @@ def _instance(row: Row | Mapping[str, Any]) -> Instance:
         "status": Status(fields["status"]),
         "hold": None if fields["hold"] is None else Hold(fields["hold"]),
         "awaits": tuple(fields["awaits"] or ()),
-        "state": decode_value(fields["state"]),
-        "result": None if fields["result"] is None else decode_value(fields["result"]),
+        "state": _shown(fields["state"]),
+        "result": None if fields["result"] is None else _shown(fields["result"]),
         "error": None if error is None else Failure(**decode_value(error)),
         "operated": None if fields["operated"] is None else decode_value(fields["operated"]),
     }

@@ -15,7 +15,12 @@ from tests.engine.sync.looks import PATIENCE, until
 from tests.engine.sync.machines import MACHINES, Doubled, Waiter, add
 
 
+def loop_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("stepwell sync")}
+
+
 def test_many_threads_call_at_once_and_open_one_engine(engine: Engine) -> None:
+    before = loop_threads()
     together = threading.Barrier(20, timeout=PATIENCE)
 
     def run(number: int) -> int:
@@ -24,10 +29,10 @@ def test_many_threads_call_at_once_and_open_one_engine(engine: Engine) -> None:
 
     with ThreadPoolExecutor(20) as threads, engine.sync.worker():
         results = list(threads.map(run, range(20)))
-        loops = [thread for thread in threading.enumerate() if thread.name == "stepwell sync"]
+        loops = loop_threads() - before
 
     assert results == [number * 2 for number in range(20)]
-    assert len(loops) == 1
+    assert [thread.name for thread in loops] == ["stepwell sync"]
 
 
 def test_the_first_call_of_all_may_come_from_many_threads(url: str) -> None:
@@ -69,11 +74,13 @@ def test_a_call_after_close_opens_anew_and_old_handles_work(sync: SyncEngine) ->
 
 
 def test_with_closes_at_its_end_and_leaves_no_thread(engine: Engine) -> None:
+    before = loop_threads()
+
     with engine.sync as sync:
         sync.start(Doubled)
 
     assert sync is engine.sync
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("stepwell sync")] == []
+    assert loop_threads() <= before
 
 
 def test_a_call_under_way_when_another_thread_closes_is_told_so(sync: SyncEngine) -> None:
