@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -13,7 +14,7 @@ from stepwell import Engine, schema
 from stepwell._store import migrations
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
-from tests.doors.machines import Note, Order
+from tests.doors.machines import Busy, Note, Order
 from tests.doors.roles import connected, role
 from tests.support.waiting import eventually
 
@@ -236,6 +237,30 @@ async def test_every_door_runs_as_its_owner_on_a_fixed_path_with_the_temporary_s
 
     assert {row["name"] for row in rows} == DOORS
     assert all("search_path=pg_catalog, pg_temp" in row["settings"] for row in rows)
+
+
+FORGED = ("stepwell_revoked, '{} 999'", "stepwell_revoked, '{} x'", "stepwell_revoked, '²'", "stepwell_settled, '²'",
+          "stepwell_work, 'nowhere'", f"stepwell_revoked, '{'9' * 5000} 1'")  # fmt: skip
+
+
+async def test_a_notice_that_anybody_may_send_stops_no_step(h: Harness, client: asyncpg.Connection) -> None:
+    """Postgres has no right to NOTIFY that could be taken away; so a worker looks at the row before it believes one."""
+    busy, cancelled = await h.engine.start(Busy), await h.engine.start(Busy)
+
+    async with h.engine.worker(drain_timeout=timedelta(0)) as worker:
+        await eventually(lambda: is_executing(h, 2))
+        for forged in FORGED:
+            await client.execute(f"notify {forged.format(busy.id)}")
+        await client.execute("select stepwell.cancel(id => $1)", cancelled.id)  # heard after those
+        await eventually(lambda: worker.running < 2)
+
+        assert worker._hands.ids() == {busy.id}
+    assert (await busy.get()).fence == 1
+
+
+async def is_executing(h: Harness, count: int) -> bool:
+    rows = await h.sql("select from stepwell.instances where status = 'executing'")
+    return len(rows) == count
 
 
 async def test_databases_that_migrate_at_the_same_time_make_the_role_once(make_harness: MakeHarness) -> None:

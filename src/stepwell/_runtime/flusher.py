@@ -10,6 +10,7 @@ from enum import Enum
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import Contention, Outage, Refusal, StoreFault
+from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.tally import Tally
@@ -171,7 +172,7 @@ class Flusher(Service):
         traces = await instances.verify(self._database, [entry.commit.claim.id for entry in entries])
         for entry in entries:
             trace = traces.get(entry.commit.claim.id)
-            if trace is not None and is_ours(entry.commit, trace):
+            if is_ours(entry.commit.claim, trace):
                 self._bring_again(entry)
             elif entry.doubted is not None and trace is not None and _has_landed(entry.commit, trace):
                 self._announcer.landed(entry.doubted)
@@ -204,11 +205,10 @@ class Flusher(Service):
             entry.answer.set_result(verdict)
 
 
-def is_ours(commit: Commit, trace: Trace) -> bool:
-    """Whether the row is still the claim's that this commit is for."""
-    claim = commit.claim
-    return (
-        trace.status is Status.EXECUTING and trace.worker_id == claim.worker_id and trace.fence == claim.fence
+def is_ours(claim: Claim, trace: Trace | None) -> bool:
+    """Whether the row, if there is one, is still the claim's."""
+    return trace is not None and (trace.status, trace.worker_id, trace.fence) == (
+        Status.EXECUTING, claim.worker_id, claim.fence,
     )  # fmt: skip
 
 

@@ -25,7 +25,9 @@ class Notifier:
     """Delivers notices to this process and sends them to the others."""
 
     def __init__(self, database: Database, listener_dsn: str | None) -> None:
-        self._subscribers: dict[str, list[Hear]] = {channel: [] for channel in notices.CHANNELS}
+        self._subscribers: dict[str, list[Hear]] = {
+            channel: [] for channel in (*notices.CHANNELS, notices.REVOKED_HERE)
+        }
         self._takers: list[Callable[[str, int], bool]] = []
         self._listener = _Listener(database, listener_dsn, self._deliver)
         self._sender = _Sender(database)
@@ -74,7 +76,7 @@ class Notifier:
 
     def announce_revoked(self, instance_id: int, fence: int) -> None:
         """An executing instance was taken from its worker: a step of an older fence shall stop."""
-        self._deliver(notices.REVOKED, f"{instance_id} {fence}")
+        self._deliver(notices.REVOKED_HERE, f"{instance_id} {fence}")
         self._sender.send(notices.REVOKED, f"{instance_id} {fence}")
 
     def announce_settled(self, instance_id: int) -> None:

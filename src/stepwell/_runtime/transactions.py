@@ -161,5 +161,4 @@ class Transactor:
 
 
 async def _is_still_ours(database: Queryable, commit: Commit) -> bool:
-    trace = (await instances.verify(database, [commit.claim.id])).get(commit.claim.id)
-    return trace is not None and is_ours(commit, trace)
+    return is_ours(commit.claim, (await instances.verify(database, [commit.claim.id])).get(commit.claim.id))

@@ -41,8 +41,9 @@ class Waiters:
 
     def _hear(self, payload: str) -> None:
         """A notice names an instance; an empty one says that some may have been missed."""
-        if payload.isdigit():
-            heard = list(self._events.get(int(payload), ()))
+        instance_id = notices.read_number(payload)
+        if instance_id is not None:
+            heard = list(self._events.get(instance_id, ()))
         else:
             heard = [event for events in self._events.values() for event in events]
         for event in heard:

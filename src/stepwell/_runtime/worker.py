@@ -15,7 +15,7 @@ from stepwell._runtime.caller import Around
 from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.executor import Executor
-from stepwell._runtime.flusher import Flusher
+from stepwell._runtime.flusher import Flusher, is_ours
 from stepwell._runtime.hands import Hands
 from stepwell._runtime.heartbeat import Heartbeat
 from stepwell._runtime.lanes import Lanes
@@ -57,6 +57,8 @@ class Worker:
         self._lanes = Lanes(settings.queues)
         self._lease = Lease(database, settings.queues, registry.labels(), settings.lease)
         self._renewals: set[asyncio.Task[None]] = set()
+        self._doubted: set[Claim] = set()  # a notice says that they are lost
+        self._doubts: asyncio.Task[None] | None = None
         self._subscriptions = AsyncExitStack()
         self._is_stopping = False
         self._build(resources, around_sync_steps)
@@ -143,6 +145,8 @@ class Worker:
         self._is_stopping = True
         await self._claimer.stop()
         await self._subscriptions.aclose()
+        if self._doubts is not None:
+            await self._doubts
         await self._timers.stop()
         await self._reaper.stop()
         await self._pruner.stop()
@@ -175,7 +179,8 @@ class Worker:
     def _subscribe(self) -> None:
         self._subscriptions.callback(self._notifier.subscribe(notices.WORK, self._hear_work))
         self._subscriptions.callback(self._notifier.subscribe(notices.DUE, lambda _: self._timers.wake()))
-        self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED, self._hear_revoked))
+        self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED, self._doubt_revoked))
+        self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED_HERE, self._stop_revoked))
         self._subscriptions.callback(self._notifier.subscribe(notices.IDLE, lambda _: self._reaper.wake()))
         self._subscriptions.callback(self._notifier.offer_to(self._take_offer))
 
@@ -186,14 +191,30 @@ class Worker:
         elif self._lanes.mark_ready(queue):
             self._wake_claimer()
 
-    def _hear_revoked(self, payload: str) -> None:
-        """An operator took an instance from its worker; if that is us, its step stops. A newer claim of it goes on."""
-        id_, _, fence = payload.partition(" ")
-        if not (id_.isdigit() and fence.isdigit()):
-            return
-        hand = self._hands.get(int(id_))
-        if hand is not None and hand.claim.fence < int(fence):
-            self._lose_claims(frozenset({hand.claim}))
+    def _revoked(self, payload: str) -> frozenset[Claim]:
+        """The claim in our hands that an operator took away, as a notice says. A newer claim of it is another."""
+        id_, fence = map(notices.read_number, payload.partition(" ")[::2])
+        hand = None if id_ is None else self._hands.get(id_)
+        return frozenset() if hand is None or fence is None or hand.claim.fence >= fence else frozenset({hand.claim})
+
+    def _stop_revoked(self, payload: str) -> None:
+        self._lose_claims(self._revoked(payload))
+
+    def _doubt_revoked(self, payload: str) -> None:
+        self._doubted |= self._revoked(payload)
+        if self._doubted and (self._doubts is None or self._doubts.done()):
+            self._doubts = asyncio.create_task(self._settle_doubts(), name="stepwell doubts")
+
+    async def _settle_doubts(self) -> None:
+        """Stop the steps of claims that are lost indeed: a notice is no proof, the row is."""
+        while self._doubted:
+            claims, self._doubted = self._doubted, set()
+            try:
+                traces = await instances.verify(self._database, [claim.id for claim in claims])
+            except StoreFault as error:
+                log.warning("worker: can not look after %d claims (%s); the heartbeat does", len(claims), error)
+                return
+            self._lose_claims(frozenset(claim for claim in claims if not is_ours(claim, traces.get(claim.id))))
 
     def _take_offer(self, queue: str, count: int) -> bool:
         """Work announced in this process: True if there is room here for all of it."""

@@ -1,4 +1,4 @@
-"""Calls of `sql/notices`: hints from one process to another."""
+"""Calls of `sql/notices`: hints from one process to another. Whoever can connect can send one: they prove nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ REVOKED = "stepwell_revoked"  # payload: id and new fence of an executing instan
 IDLE = "stepwell_idle"  # payload: empty; a caller's transaction ended the holder of a concurrency key
 PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
 CHANNELS = (WORK, DUE, SETTLED, REVOKED, IDLE, PROBE)
+REVOKED_HERE = "revoked here"  # as REVOKED, said within this process, and so no hint but true
+
+LONGEST_NUMBER = 19  # digits of a bigint
+
+
+def read_number(text: str) -> int | None:
+    """A number in a notice, if it is one."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else None
 
 
 async def send(db: Queryable, notices: Sequence[tuple[str, str]]) -> None:

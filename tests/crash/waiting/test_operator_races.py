@@ -220,7 +220,7 @@ async def test_a_late_notice_of_a_restart_does_not_stop_the_run_that_came_after_
         handle = await h.engine.start(Long)
         await eventually(lambda: runs.begun == 1)
         await h.engine.restart(handle.id, step=Long.run)
-        await eventually(lambda: runs.begun == 2)
+        await eventually(lambda: runs.begun == 2 and heard)
 
         before = len(heard)
         await h.sql("select pg_notify($1, $2)", notices.REVOKED, heard[0])
