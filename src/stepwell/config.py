@@ -127,8 +127,6 @@ def check_name(name: str, what: str) -> str | None:
 def _check_queues(queues: object) -> None:
     if not isinstance(queues, Mapping):
         raise SettingError("queues", f"expected a mapping of queue to slots, got {type(queues).__name__}")
-    if not queues:
-        raise SettingError("queues", "is empty; name at least one, for example {'default': 20}")
     for name, slots in queues.items():
         if not isinstance(name, str):
             raise SettingError("queues", f"the queue {name!r} is not a string")

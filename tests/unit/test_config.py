@@ -15,11 +15,6 @@ def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
-def test_a_worker_without_a_queue_is_refused() -> None:
-    with pytest.raises(SettingError, match="setting 'queues': is empty; name at least one"):
-        Settings(queues={})
-
-
 def test_without_any_setting_the_defaults_hold() -> None:
     settings = load_settings({}, {})
 
