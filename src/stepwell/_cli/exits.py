@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from traceback import print_exception
 from typing import Final
 
 from stepwell.errors import (
@@ -36,6 +39,17 @@ def exit_code(error: StepwellError) -> int:
             return USAGE
         case _:
             return DATABASE
+
+
+def reported(act: Callable[[], int], *, verbose: bool) -> int:
+    """The exit code of an act; what it raises is said in one line, or whole if that is wanted."""
+    try:
+        return act()
+    except StepwellError as error:
+        if verbose:
+            print_exception(error)
+        print(f"stepwell: {in_words(error)}", file=sys.stderr)
+        return exit_code(error)
 
 
 def in_words(error: StepwellError) -> str:

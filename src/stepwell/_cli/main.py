@@ -9,11 +9,9 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from traceback import print_exception
 from typing import Any
 
-from stepwell._cli.exits import OK, SIGNALLED, exit_code, in_words
-from stepwell.errors import StepwellError
+from stepwell._cli.exits import OK, SIGNALLED, reported
 
 COMMANDS = {
     "demo": "watch a checkout survive kill -9, twice, on a Postgres of its own, in seconds",
@@ -46,7 +44,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "stepwell", app: str 
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what the locale can not show
     try:
-        code = int(args.run(args))
+        code = reported(lambda: int(args.run(args)), verbose=args.verbose)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has seen enough. The interpreter flushes once more at its end: into nothing.
@@ -54,11 +52,6 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "stepwell", app: str 
         return SIGNALLED + signal.SIGPIPE
     except KeyboardInterrupt:
         return SIGNALLED + signal.SIGINT
-    except StepwellError as error:
-        if args.verbose:
-            print_exception(error)
-        print(f"stepwell: {in_words(error)}", file=sys.stderr)
-        return exit_code(error)
     return code
 
 

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 from stepwell._cli import logs
 from stepwell._cli.app import add_app, load_app
-from stepwell._cli.exits import OK, SIGNALLED
+from stepwell._cli.exits import OK, SIGNALLED, UsageError, reported
 from stepwell._cli.output import to_json
+from stepwell._cli.processes import MOST, supervise
 from stepwell._cli.values import seconds
 from stepwell.config import parse_queues
 from stepwell.engine import Engine
@@ -28,6 +29,7 @@ EXAMPLES = """\
 examples:
   stepwell worker shop.app:engine --queue default=20
   stepwell worker shop.app:engine --queue checkout=50 --queue mail=5 --drain-timeout 25
+  stepwell worker shop.app:engine --processes 4           four such workers under one parent
 
 SIGTERM or SIGINT: no new claims, running steps end within --drain-timeout, exit 0. A second one stops at once; what
 ran then runs again elsewhere. When ready, one line on stdout: worker 3 ready: default=20"""
@@ -58,6 +60,10 @@ def configure(parser: ArgumentParser) -> None:
         settings.add_argument(_flag(name), metavar="SECONDS", type=seconds, help=meaning)
     for name, meaning in NUMBERS.items():
         settings.add_argument(_flag(name), metavar="N", type=int, help=meaning)
+    parser.add_argument(
+        "--processes", metavar="N", type=int, default=1,
+        help="worker processes, each with these queues and a lease of its own; one that is killed is replaced",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="log JSON lines, and say ready in JSON")
     parser.epilog = EXAMPLES
 
@@ -67,8 +73,16 @@ def _flag(setting: str) -> str:
 
 
 def run(args: Namespace) -> int:
-    signals = _Signals()
     logs.configure(verbose=args.verbose, as_json=args.json)
+    if args.processes == 1:
+        return _run_one(args)
+    if not 1 < args.processes <= MOST:
+        raise UsageError(f"--processes: {args.processes} is out of range (1 to {MOST})")
+    return supervise(args.processes, lambda: reported(lambda: _run_one(args), verbose=args.verbose))
+
+
+def _run_one(args: Namespace) -> int:
+    signals = _Signals()
     engine = load_app(args.app)
     settings = {name: value for name in (*DURATIONS, *NUMBERS) if (value := getattr(args, name)) is not None}
     if args.queues:
