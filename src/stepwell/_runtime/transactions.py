@@ -30,6 +30,7 @@ from stepwell.machine import TRANSACTIONAL_TIMEOUT
 
 log = logging.getLogger("stepwell")
 
+MOST_LOST = 10  # attempts; after so many, a connection that is lost again is no accident
 LONGEST_PAUSE = 5.0  # between tries to begin while the database is away
 
 
@@ -155,6 +156,9 @@ class Transactor:
 
     async def _run_again(self, hand: Hand, lost: _Lost) -> None:
         """Let the step run again, unless its transaction has landed after all: then the fence has grown."""
+        if hand.claim.attempt >= MOST_LOST and lost.commit is None:
+            raise TransactionBroken(f"its connection was lost at every attempt ({lost}); a timeout of the database for "
+                                    "sessions or transactions may end it, or a statement of the step itself")
         log.warning("transactions: %s: its connection is lost (%s); it runs again", hand.claim.label, lost)
         hand.submitted = True
         await self._flusher.submit(again(hand.claim, lost.cause), doubted=lost.commit)

@@ -258,6 +258,23 @@ async def test_a_connection_cut_in_the_step_lets_it_run_again_without_handle(mak
     assert await notes(h) == ["written"]
 
 
+async def test_a_step_that_always_loses_its_connection_comes_to_handle(make: MakeHarness) -> None:
+    class Cutting(Machine):
+        @step(transactional=True)
+        async def start(self, ctx: Context[Any]) -> Any:
+            await note(ctx.connection, "written")
+            await run(ctx.connection, "select pg_terminate_backend(pg_backend_pid())")
+
+    h = await make([Cutting])
+    cutting = await h.engine.start(Cutting)
+    await h.sql("update stepwell.instances set attempt = 10 where id = $1", cutting.id)
+    async with h.engine.worker():
+        ended = await cutting.wait(timeout=30)
+
+    assert ended.error is not None
+    assert (ended.status, ended.error.type, await notes(h)) == (Status.FAILED, "TransactionBroken", [])
+
+
 async def test_a_cancelled_step_leaves_nothing(make: MakeHarness) -> None:
     """Rule 31: cancel stops the step, and what it wrote is rolled back."""
     h, step_entered = await waiting_harness(make)
