@@ -27,6 +27,7 @@ class Settings:
     max_poll: timedelta = timedelta(seconds=5)
     prefetch: int = 0
     min_demand: int = 1
+    run_ahead: int = 0
     drain_timeout: timedelta = timedelta(seconds=5)
     reap: timedelta = timedelta(seconds=30)
     retention: timedelta | Literal[False] = timedelta(days=1)
@@ -47,6 +48,7 @@ class Settings:
         _check_duration("drain_timeout", self.drain_timeout, least=timedelta(0))
         _check_whole("prefetch", self.prefetch, 0, MAX_QUEUE_SLOTS)
         _check_whole("min_demand", self.min_demand, 1, MAX_QUEUE_SLOTS)
+        _check_whole("run_ahead", self.run_ahead, 0, 1_000)
         _check_whole("max_crashes", self.max_crashes, 1, 1_000_000)
         _check_whole("max_payload", self.max_payload, 1024, MAX_PAYLOAD_CEILING)
         _check_whole("transactional_pool", self.transactional_pool, 1, 1_000)

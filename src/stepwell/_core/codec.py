@@ -21,6 +21,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 from msgspec.inspect import CustomType, DataclassType, DictType, StructType, TypedDictType
 
+from stepwell._core.jsonb import as_jsonb
 from stepwell._core.places import ALLOWED, RESULT, Place, Record, Survey, is_model
 from stepwell._core.scan import MAX_DIGITS, scan
 from stepwell.errors import DefinitionError, InvalidInput, InvalidPayload, InvalidState, PayloadTooLarge
@@ -142,6 +143,10 @@ class StateType:
     def decode(self, text: str) -> Any:
         """The state in a stored text; fields its type does not have are left out."""
         return read(self._reader, text, self.field)
+
+    def as_stored(self, text: str) -> str:
+        """A text of ours as the database gives it back."""
+        return as_jsonb(text, is_mapping=self._is_mapping)
 
     def _decode_known(self, text: str) -> Any:
         """Reads with a type that forbids unknown fields; a stored one may be from when it had them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from stepwell._core.entries import NewInstance
@@ -38,6 +38,25 @@ class Commit:
     was_unchecked: bool = False  # the state came in by SQL, and has met its type now
     result: str | None = None
     error: str | None = None
+
+    goes_on: bool = False  # the row stays the claim's, if nothing has come for it: its next step runs at once
+
+    @property
+    def is_bare_next(self) -> bool:
+        """Whether it only goes to another step of the same claim's instance: no delay, queue, key or signal with it."""
+        return (
+            self.status is Status.RUNNABLE and not self.delay and self.hold is None and not self.keeps_awaits
+            and self.queue is None and self.priority is None and not self.switches_key
+            and self.claim.concurrency_key is None and self.children is None and not self.consumes
+        )  # fmt: skip
+
+    @property
+    def continues_as(self) -> Claim:
+        """The claim under which the next step runs, once this is committed and goes on."""
+        return replace(
+            self.claim, fence=self.claim.fence + 1, version=self.version, step=self.step, attempt=0, crashes=0,
+            awaits=(),
+        )  # fmt: skip
 
     @property
     def spawns_keys(self) -> bool:

@@ -30,6 +30,7 @@ class Claim:
     awaits: tuple[str, ...] = ()
     parent_id: int | None = None
     round: int = 0
+    priority: int = 0
 
     @property
     def label(self) -> str:

@@ -81,7 +81,9 @@ class Claimer(Service):
             return True
         if _probes.hooks:
             await _probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
-        if answer.window >= demand or answer.missed:
+        is_full = answer.window >= demand
+        lane.left_behind = answer.claims[-1].priority if is_full and answer.claims else None
+        if is_full or answer.missed:
             lane.ready = True
             self.wake()
         await self._executor.take(answer.claims)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from stepwell._core.faults import StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Around, Caller
-from stepwell._runtime.flusher import Flusher
+from stepwell._runtime.flusher import Flusher, Verdict
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lanes
 from stepwell._runtime.runs import Read, Run, Surroundings, Unfit, prepare
@@ -44,6 +45,7 @@ class Executor:
         tally: Tally,
         transactor: Transactor | None,
         surroundings: Surroundings,
+        run_ahead: int,
         around_sync_steps: Around | None,
         on_room: Callable[[], None],
         on_lease_lost: Callable[[int], None],
@@ -55,6 +57,8 @@ class Executor:
         self._tally = tally
         self._transactor = transactor
         self._surroundings = surroundings
+        self._run_ahead = run_ahead
+        self._is_draining = False
         self._on_room = on_room
         self._on_lease_lost = on_lease_lost
         self._beginning = asyncio.Lock()
@@ -102,6 +106,7 @@ class Executor:
 
     async def drain(self, patience: float) -> int:
         """Wait for what runs; returns how many did not end in time and were left."""
+        self._is_draining = True
         if self._refills:
             await asyncio.wait(self._refills, timeout=patience)
         tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
@@ -202,44 +207,71 @@ class Executor:
         claim = hand.claim
         slot = _Slot(lambda: self._end_slot(claim))
         try:
-            await self._run_step(hand, stored, slot)
+            steps_ahead = 0
+            following = await self._run_step(hand, stored, slot, steps_ahead)
+            while following is not None:
+                steps_ahead += 1
+                following = await self._run_step(hand, following, slot, steps_ahead)
         except asyncio.CancelledError:
             if not hand.abandoned:
                 raise
-            log.warning("executor: %s: given up; its outcome is dropped", claim.label)
+            log.warning("executor: %s: given up; its outcome is dropped", hand.claim.label)
         except StepwellError as error:
-            log.error("executor: %s: no outcome could be committed: %s", claim.label, error)  # noqa: TRY400 - said whole
+            log.error("executor: %s: no outcome could be committed: %s", hand.claim.label, error)  # noqa: TRY400 - said whole
         finally:
             slot.end()
-            self._hands.drop(claim)
+            self._hands.drop(hand.claim)
 
-    async def _run_step(self, hand: Hand, stored: Read, slot: _Slot) -> None:
+    async def _run_step(self, hand: Hand, stored: Read, slot: _Slot, steps_ahead: int) -> Read | None:
+        """Run one step to its commit; returns what the next one runs with if the row stays ours."""
         try:
             run = prepare(hand.claim, stored, self._surroundings)
         except Unfit as reason:
             log.warning("executor: %s: put aside: %s", hand.claim.label, reason)
             slot.end()
             await self._submit(hand, unfit(hand.claim, str(reason)))
-            return
+            return None
         commit = await self._outcome_of(hand, run)
         if commit is None:
-            return
+            return None
         if _probes.hooks:
             await _probes.reach("executor.returned", id=hand.claim.id)
-        if not hand.claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+        if steps_ahead < self._run_ahead and self._may_go_on(commit):
+            commit = replace(commit, goes_on=True)
+        elif not hand.claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
             slot.end()
+        return await self._commit(hand, run, commit)
+
+    def _may_go_on(self, commit: Commit) -> bool:
+        """Whether the next step may run on the same claim: nothing is to be asked, loaded or let go before it."""
+        claim = commit.claim
+        return (
+            commit.is_bare_next and not (claim.has_inbox or claim.round or claim.is_suspect)
+            and not self._is_draining and not self._lanes[claim.queue].has_more_urgent(claim.priority)
+        )  # fmt: skip
+
+    async def _commit(self, hand: Hand, run: Run, commit: Commit) -> Read | None:
+        """Bring an outcome to the flusher, and what is refused to `handle`; returns what the next step runs with."""
         try:
-            await self._submit(hand, commit)
+            verdict = await self._submit(hand, commit)
         except RefusedByDatabase as error:
             commit = await self._handled(hand, run, error)
             try:
                 await self._submit(hand, commit)
             except RefusedByDatabase:
                 await self._submit(hand, failed(hand.claim, hand.claim.version, error))
+            return None
+        if verdict is not Verdict.GOES_ON:
+            return None
+        hand.go_on(commit.continues_as)
+        if hand.revoked:
+            log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
+            return None
+        return Read(run.stored_after(commit))
 
-    async def _submit(self, hand: Hand, commit: Commit) -> None:
-        hand.submitted = True
-        await self._flusher.submit(commit)
+    async def _submit(self, hand: Hand, commit: Commit) -> Verdict:
+        hand.submitted, hand.goes_on = True, commit.goes_on
+        return await self._flusher.submit(commit)
 
     async def _outcome_of(self, hand: Hand, run: Run) -> Commit | None:
         """The commit of what the step, or `handle`, returned; None if the step has committed it itself."""

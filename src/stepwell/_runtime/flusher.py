@@ -33,6 +33,7 @@ class Verdict(Enum):
     """How a commit ended."""
 
     COMMITTED = "committed"
+    GOES_ON = "goes on"  # committed, and the row is still in our hands
     STALE = "stale"  # the claim was no longer ours; nothing of the outcome is visible
 
 
@@ -147,8 +148,9 @@ class Flusher(Service):
         self._announcer.committed([entry.commit for entry in batch], flushed)
         missing = []
         for entry in batch:
-            if entry.commit.claim.id in rows:
-                self._answer(entry, Verdict.COMMITTED)
+            row = rows.get(entry.commit.claim.id)
+            if row is not None:
+                self._answer(entry, Verdict.GOES_ON if row.status is Status.EXECUTING else Verdict.COMMITTED)
             else:
                 missing.append(entry)
         if missing:
@@ -174,6 +176,8 @@ class Flusher(Service):
             trace = traces.get(entry.commit.claim.id)
             if is_ours(entry.commit.claim, trace):
                 self._bring_again(entry)
+            elif entry.doubted is not None and trace is not None and _goes_on(entry.doubted, trace):
+                self._answer(entry, Verdict.GOES_ON)
             elif entry.doubted is not None and trace is not None and _has_landed(entry.commit, trace):
                 self._announcer.landed(entry.doubted)
                 self._answer(entry, Verdict.COMMITTED)
@@ -197,10 +201,10 @@ class Flusher(Service):
         asyncio.get_running_loop().call_later(pause, again)
 
     def _answer(self, entry: _Entry, verdict: Verdict) -> None:
-        if verdict is Verdict.COMMITTED:
-            self._tally.committed += 1
-        else:
+        if verdict is Verdict.STALE:
             self._tally.stale += 1
+        else:
+            self._tally.committed += 1
         if not entry.answer.done():
             entry.answer.set_result(verdict)
 
@@ -209,6 +213,15 @@ def is_ours(claim: Claim, trace: Trace | None) -> bool:
     """Whether the row, if there is one, is still the claim's."""
     return trace is not None and (trace.status, trace.worker_id, trace.fence) == (
         Status.EXECUTING, claim.worker_id, claim.fence,
+    )  # fmt: skip
+
+
+def _goes_on(commit: Commit, trace: Trace) -> bool:
+    """Whether a commit that was to go on has landed: nobody else executes a row under our id, one fence further."""
+    claim = commit.continues_as
+    return (
+        commit.goes_on and trace.status is Status.EXECUTING and trace.worker_id == claim.worker_id
+        and trace.fence == claim.fence
     )  # fmt: skip
 
 

@@ -12,13 +12,26 @@ from stepwell._core.records import Claim
 class Hand:
     """One claim, the task that runs it, and how far it is."""
 
-    __slots__ = ("abandoned", "claim", "submitted", "task")
+    __slots__ = ("abandoned", "claim", "goes_on", "revoked", "submitted", "task")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.task: asyncio.Task[None] | None = None
         self.submitted = False  # its outcome is with the flusher
+        self.goes_on = False  # and with it the row stays ours, under the next fence
+        self.revoked = False  # an operator took the row away while its outcome was under way
         self.abandoned = False  # the claim is lost or left; whatever its step does now is dropped
+
+    def go_on(self, claim: Claim) -> None:
+        """Hold the same row under its next claim."""
+        self.claim = claim
+        self.submitted = self.goes_on = False
+        if self.task is not None:
+            self.task.set_name(claim.label)
+
+    def holds(self, fence: int) -> bool:
+        """Whether this fence is ours; while an outcome that goes on is under way, it may be the next one already."""
+        return self.claim.fence == fence or (self.goes_on and self.claim.fence + 1 == fence)
 
     def abandon(self, why: str) -> None:
         """Give the claim up: cancel its step and tell it why."""
@@ -60,7 +73,7 @@ class Hands:
 
     def _holds(self, instance_id: int, fence: int) -> bool:
         hand = self._hands.get(instance_id)
-        return hand is not None and hand.claim.fence == fence
+        return hand is not None and hand.holds(fence)
 
     def drop(self, claim: Claim) -> None:
         """Let go of a claim; a newer claim of the same instance stays."""

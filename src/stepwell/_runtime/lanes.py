@@ -11,7 +11,7 @@ from stepwell._core.records import Claim
 class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
-    __slots__ = ("buffer", "queue", "ready", "running", "slots")
+    __slots__ = ("buffer", "left_behind", "queue", "ready", "running", "slots")
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -19,6 +19,11 @@ class Lane:
         self.running = 0
         self.buffer: deque[Claim] = deque()
         self.ready = True
+        self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
+
+    def has_more_urgent(self, priority: int) -> bool:
+        """Whether the last claim may have left something that goes before this priority (lower first)."""
+        return self.left_behind is not None and self.left_behind < priority
 
     @property
     def free(self) -> int:

@@ -75,6 +75,10 @@ class Run:
         )  # fmt: skip
         return replace(commit, was_unchecked=True) if self.was_unchecked else commit
 
+    def stored_after(self, commit: Commit) -> str:
+        """The state as the database gives it to the step after this commit."""
+        return self.definition.state.as_stored(commit.state or self.loaded)
+
     def failure(self, error: BaseException) -> Commit:
         """The commit that ends the instance because `handle` failed too."""
         state = self.loaded if self.stored is None else None

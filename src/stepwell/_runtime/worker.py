@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from stepwell._core.faults import StoreFault
@@ -29,6 +30,7 @@ from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
 from stepwell._store import instances, machines, notices, transactions
 from stepwell._store.database import Database
+from stepwell._store.instances import Trace
 from stepwell.config import Settings
 
 log = logging.getLogger("stepwell")
@@ -75,7 +77,7 @@ class Worker:
         self._executor = Executor(
             database=self._database, flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally,
             transactor=self._transactor,
-            surroundings=Surroundings(self._registry, settings.max_payload, resources),
+            surroundings=Surroundings(self._registry, settings.max_payload, resources), run_ahead=settings.run_ahead,
             around_sync_steps=around_sync_steps, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         self._claimer = Claimer(
@@ -214,7 +216,7 @@ class Worker:
             except StoreFault as error:
                 log.warning("worker: can not look after %d claims (%s); the heartbeat does", len(claims), error)
                 return
-            self._lose_claims(frozenset(claim for claim in claims if not is_ours(claim, traces.get(claim.id))))
+            self._lose_claims(frozenset(claim for claim in claims if not _is_held(claim, traces.get(claim.id))))
 
     def _take_offer(self, queue: str, count: int) -> bool:
         """Work announced in this process: True if there is room here for all of it."""
@@ -270,7 +272,14 @@ class Worker:
     def _lose_claims(self, claims: frozenset[Claim]) -> None:
         """Single claims are gone (reaped, or given back): stop their steps. What was claimed anew since is not."""
         hands = [self._hands.get(claim.id) for claim in claims]
-        lost = [h.claim.id for h in hands if h is not None and h.claim in claims and not h.submitted]
+        lost = []
+        for hand in hands:
+            if hand is None or hand.claim not in claims:
+                continue
+            if hand.submitted:
+                hand.revoked = True  # the fence decides about its outcome; it goes no further
+            else:
+                lost.append(hand.claim.id)
         if lost:
             self._hands.abandon(lost, "the claim of this step is lost")
             log.warning("worker: %d claims were lost; their steps were stopped", len(lost))
@@ -280,3 +289,8 @@ class Worker:
         log.warning("worker: %d claims whose answer was lost were returned", count)
         for queue in set(queues):
             self._notifier.announce_work(queue)
+
+
+def _is_held(claim: Claim, trace: Trace | None) -> bool:
+    """Whether the row is still the claim's, perhaps one step further by now."""
+    return is_ours(claim, trace) or is_ours(replace(claim, fence=claim.fence + 1), trace)

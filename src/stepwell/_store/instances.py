@@ -168,10 +168,10 @@ async def claim(
     losers: dict[str, list[Contender]] = {"busy": [], "foreign": [], "missed": []}
     for verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, at, *waits in rows:
         if verdict == "claimed":
-            has_inbox, awaits, parent_id, round_, *_ = waits
+            has_inbox, awaits, parent_id, round_, priority, _ = waits
             claims.append(
                 Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, business_key, key,
-                      queue, at, has_inbox, tuple(awaits or ()), parent_id, round_)
+                      queue, at, has_inbox, tuple(awaits or ()), parent_id, round_, priority)
             )  # fmt: skip
         else:
             losers[verdict].append(Contender(id_, f"{machine}@{version}", key))
@@ -185,7 +185,7 @@ async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
         [c.claim.id for c in commits],
         [c.claim.worker_id for c in commits],
         [c.claim.fence for c in commits],
-        [c.status for c in commits],
+        [Status.EXECUTING if c.goes_on else c.status for c in commits],
         [c.step for c in commits],
         [c.version for c in commits],
         [c.attempt for c in commits],

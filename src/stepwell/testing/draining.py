@@ -216,7 +216,7 @@ class _Life:
 
     async def begin(self, dead: Sequence[int]) -> None:
         settings = self._engine.settings.with_changes({
-            "lease": LEASE, "prefetch": 0, "min_demand": 1, "queues": {"default": self._slots}, **SHORT,
+            "lease": LEASE, "prefetch": 0, "min_demand": 1, "run_ahead": 0, "queues": {"default": self._slots}, **SHORT,
         })  # fmt: skip
         database = await self._workplace.open()
         hired = self._engine._hired(SteppedWorker, settings, database)  # noqa: SLF001 - the kit's own kind of worker

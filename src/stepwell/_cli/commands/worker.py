@@ -45,6 +45,7 @@ DURATIONS = {
 NUMBERS = {
     "prefetch": "claims held ready per queue beyond its slots",
     "min_demand": "free slots worth a claim",
+    "run_ahead": "steps that follow on one claim before the instance goes back to its queue",
     "max_crashes": "deaths of workers in one step before its instance fails",
 }
 

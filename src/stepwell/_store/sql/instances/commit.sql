@@ -1,5 +1,6 @@
 -- Commit a batch of outcomes, each only if its row is still the claim's: same worker, same fence, executing.
--- Keeps: a late worker's outcome changes nothing; side rows are written only for rows that committed.
+-- Keeps: a late worker's outcome changes nothing; side rows are written only for rows that committed. A row that is
+--   to go on ('executing': run-ahead) stays the claim's, under a new fence, unless a signal has come for it meanwhile.
 -- Index: the primary key, driven from the ids. || '' hides the status from the planner: through an index over
 --   executing rows a commit would read a dead entry for everything done since the last vacuum. = any (array[…]) hides
 --   that it could be joined the other way round: planned on an empty table, it would be, and stay so while it fills.
@@ -17,21 +18,21 @@ with outcomes as materialized (
             delay, queue, priority, switches_key, concurrency_key, hold, hold_reason,
             stores, state, result, error, keeps_awaits, awaits, timeout, spawns)
 ), mine as materialized (
-  select o.*, i.joined as was_joined
+  select o.*, i.joined as was_joined, o.status = 'executing' and not i.has_inbox as goes_on
   from outcomes o join stepwell.instances i on i.id = any (array[o.id])
   where i.worker_id = o.worker_id and i.fence = o.fence and i.status || '' = 'executing'
   for no key update of i skip locked
 ), committed as (
   update stepwell.instances i
-  set status = m.status,
+  set status = case when m.status <> 'executing' then m.status when m.goes_on then 'executing' else 'runnable' end,
       step = m.step,
       version = m.version,
       attempt = m.attempt,
       crashes = 0,
       fence = i.fence + 1,
-      worker_id = null,
-      claimed_at = null,
-      due_at = case when m.status = 'runnable' then stepwell.now() + m.delay else i.due_at end,
+      worker_id = case when m.goes_on then i.worker_id end,
+      claimed_at = case when m.goes_on then i.claimed_at end,
+      due_at = case when m.status in ('runnable', 'executing') then stepwell.now() + m.delay else i.due_at end,
       hold = case when m.delay > interval '0' then 'due' else m.hold end,
       hold_reason = m.hold_reason,
       queue = coalesce(m.queue, i.queue),
