@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from stepwell import Context, Done, Machine, Next, Status, step
-from stepwell.testing import Harness
+from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
 from tests.runtime.graves import let_reap
 from tests.support.waiting import draining, eventually
@@ -151,3 +151,22 @@ async def test_rule_27_a_sync_step_left_behind_can_not_commit_any_more(make_harn
 
 async def is_executing(harness: Harness, expected: int) -> bool:
     return await executing(harness) == expected
+
+
+async def test_rule_27_what_a_claim_on_its_way_brings_is_given_back(make_harness: MakeHarness) -> None:
+    """Rule 27: the claim was sent before the worker began to stop, and is answered after."""
+    h, resources = await gated(make_harness, drain_timeout=timedelta(seconds=60))
+
+    handle = await h.engine.start(Gated, step="first")
+
+    with armed("claimer.claimed", hold=True) as claimed:
+        async with h.engine.worker() as worker:
+            assert (await claimed.reached())["ids"] == [handle.id]
+            leaving = asyncio.create_task(worker.stop())
+            await draining(worker)
+            claimed.release()
+            await leaving
+
+    left = await handle.get()
+    assert (left.step, left.status, worker.tally.steps) == ("first", Status.RUNNABLE, 0)
+    assert not resources["entered"].is_set()

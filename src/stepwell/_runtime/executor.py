@@ -83,7 +83,7 @@ class Executor:
                 continue
             self._tally.claimed += 1
             lane = self._lanes[claim.queue]
-            if lane.running < lane.slots:
+            if lane.running < lane.slots and not self._is_draining:
                 lane.running += 1
                 starters.append(claim)
             else:
@@ -91,6 +91,10 @@ class Executor:
             self._latest_claim = max(claim.claimed_at, self._latest_claim or claim.claimed_at)
         if starters:  # an empty claim waits for nobody's beginning
             await self._begin(starters)
+
+    def begin_no_more(self) -> None:
+        """From now on nothing begins: what a claim on its way still brings is given back, and nothing runs ahead."""
+        self._is_draining = True
 
     def unbegun(self) -> list[Claim]:
         """Take back, for release, what was claimed and has not begun."""
@@ -106,7 +110,6 @@ class Executor:
 
     async def drain(self, patience: float) -> int:
         """Wait for what runs; returns how many did not end in time and were left."""
-        self._is_draining = True
         if self._refills:
             await asyncio.wait(self._refills, timeout=patience)
         tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
@@ -187,7 +190,7 @@ class Executor:
         if claim.is_suspect:
             self._suspect_runs = False
         starters = []
-        while lane.buffer and lane.running < lane.slots:
+        while lane.buffer and lane.running < lane.slots and not self._is_draining:
             lane.running += 1
             starters.append(lane.buffer.popleft())
         if starters or (self._suspects and not self._suspect_runs):

@@ -145,6 +145,7 @@ class Worker:
     async def stop(self) -> None:
         """Stop claiming, release what has not begun, finish what runs in time, leave the rest to the reaper."""
         self._is_stopping = True
+        self._executor.begin_no_more()
         await self._claimer.stop()
         await self._subscriptions.aclose()
         if self._doubts is not None:
