@@ -5,7 +5,7 @@ WORKERS ?= 4 # test processes; most tests wait for something, so there are more 
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak django6 check schema clean
+.PHONY: help venv demo test soak bench django6 check schema clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,9 @@ test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
 
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)
+
+bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
+	.venv/bin/python -m benchmarks.run $(ARGS)
 
 django6: ## Run the tests of the Django app under Django 6, on Python 3.12 or newer if there is one
 	bash .ci/django6 $(ARGS)

@@ -1,0 +1,1 @@
+"""What Stepwell reaches, beside what Postgres itself can do: `make bench`."""

@@ -1,0 +1,91 @@
+"""What a workload works with: a fresh database, the sizes of this run, and an engine with its worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from benchmarks import machines
+from stepwell import Engine
+from stepwell._runtime.worker import Worker
+
+QUEUES = {"default": 500}
+LOOK_EVERY = 0.002  # seconds between two looks at a worker's tally
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to run all workloads. `--processes N`, once it exists, is one more field here."""
+
+    name: str
+    state_bytes: int
+
+    @property
+    def note(self) -> str:
+        return "x" * self.state_bytes
+
+
+PLAIN = Variant("", 0)
+LARGE = Variant("1 kB state", 1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One repetition of one workload, on a database of its own."""
+
+    url: str
+    variant: Variant
+    is_quick: bool
+
+    def size(self, normal: int, quick: int) -> int:
+        return quick if self.is_quick else normal
+
+    @asynccontextmanager
+    async def engine(self, resources: object = None, **settings: Any) -> AsyncIterator[Engine]:
+        """An open engine; the database is migrated."""
+        engine = Engine(self.url, machines=machines.ALL, resources=resources, **{"queues": QUEUES} | settings)
+        await engine.migrate()
+        async with engine:
+            yield engine
+
+    @asynccontextmanager
+    async def working(self, resources: object = None, **settings: Any) -> AsyncIterator[tuple[Engine, Worker]]:
+        """An open engine with a worker."""
+        async with self.engine(resources, **settings) as engine, engine.worker() as worker:
+            yield engine, worker
+
+    async def settle(self) -> None:
+        """Let the server write down what the preparation left, so that the measured part does not pay for it."""
+        await settle(self.url)
+
+    async def expect_done(self, number: int) -> None:
+        """A benchmark of something that does not work is worth nothing."""
+        [row] = await query(self.url, "select count(*) as number from stepwell.instances where status = 'done'")
+        if row["number"] != number:
+            raise RuntimeError(f"{row['number']} instances are done, and not {number}")
+
+
+async def committed(worker: Worker, number: int) -> None:
+    """Wait until a worker has committed so many steps since it started."""
+    while worker.tally.committed < number:  # noqa: ASYNC110 - a tally is a count, nobody is told of it
+        await asyncio.sleep(LOOK_EVERY)
+
+
+async def settle(url: str) -> None:
+    """Vacuum, analyze, checkpoint."""
+    await query(url, "vacuum analyze")
+    await query(url, "checkpoint")
+
+
+async def query(url: str, sql: str, arguments: Iterable[object] = ()) -> list[asyncpg.Record]:
+    """One statement on a connection of its own."""
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetch(sql, *arguments)
+    finally:
+        await connection.close()

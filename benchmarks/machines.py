@@ -1,0 +1,95 @@
+"""The machines that the workloads run: their steps do nothing but go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from time import perf_counter, time
+from typing import Any
+
+from stepwell import Await, Context, Done, Machine, Next, Spawn, step
+
+
+@dataclass
+class Note:
+    """A state that is as large as the variant wants it."""
+
+    note: str = ""
+
+
+class Once(Machine, state=Note):
+    """One step."""
+
+    @step
+    async def start(self, ctx: Context[Note]) -> Done:
+        return Done()
+
+
+class Count(Machine):
+    """As many steps as its state says, each with a new state to commit."""
+
+    @dataclass
+    class State:
+        left: int = 1
+        note: str = ""
+
+    @step
+    async def start(self, ctx: Context[State]) -> Next | Done:
+        if ctx.state.left == 1:
+            return Done()
+        ctx.state.left -= 1
+        return Next(self.start)
+
+
+class Timed(Machine, state=Note):
+    """One step that notes when it began, by id, in the dictionary that is its resources."""
+
+    @step
+    async def start(self, ctx: Context[Note]) -> Done:
+        ctx.resources[ctx.id] = perf_counter()
+        return Done()
+
+
+class Parked(Machine, state=Note):
+    """Parks, and ends when it is signalled."""
+
+    @step
+    async def start(self, ctx: Context[Note]) -> Await:
+        return Await("go", then=self.finish)
+
+    @step
+    async def finish(self, ctx: Context[Note]) -> Done:
+        return Done()
+
+
+class Family(Machine):
+    """Spawns children of one step, and ends when they have ended."""
+
+    @dataclass
+    class State:
+        children: int = 0
+        note: str = ""
+
+    @step
+    async def start(self, ctx: Context[State]) -> Spawn:
+        return Spawn([Once.child({"note": ctx.state.note})] * ctx.state.children, then=self.join)
+
+    @step
+    async def join(self, ctx: Context[State]) -> Done:
+        return Done()
+
+
+class Alarm(Machine, state=Note):
+    """Sleeps 200 ms, and notes the time of day at which it woke, by id, in its resources."""
+
+    @step
+    async def start(self, ctx: Context[Note]) -> Next:
+        return Next(self.ring, delay=timedelta(milliseconds=200))
+
+    @step
+    async def ring(self, ctx: Context[Note]) -> Done:
+        ctx.resources[ctx.id] = time()
+        return Done()
+
+
+ALL: tuple[Any, ...] = (Once, Count, Timed, Parked, Family, Alarm)

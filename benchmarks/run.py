@@ -1,0 +1,176 @@
+"""`make bench`: the limit, the workloads, the limit again; then a table, and a JSON file in `benchmarks/results`."""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import logging
+import pstats
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from time import perf_counter
+
+from benchmarks import limit, server, workloads
+from benchmarks.bench import LARGE, PLAIN, Bench, Variant, settle
+from benchmarks.figures import Figure, LimitName, Share, Spread, Workload
+from benchmarks.loop import run
+from benchmarks.report import Limits, Report, number
+
+REPEATS = 3
+LIMITS: tuple[LimitName, ...] = ("steps", "inserts", "bulk inserts")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    logging.getLogger("stepwell").setLevel(logging.ERROR)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else it would leave its server behind
+    with ExitStack() as stack:
+        url = options.url
+        if url is None:
+            say("starting a Postgres of our own")
+            url = stack.enter_context(server.own_server())
+        run(Benchmark(url, options).run())
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"some of: {', '.join(workloads.ALL)}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, once: shows that it runs, measures nothing")
+    parser.add_argument("--plain", action="store_true", help="without the repetition of all with a 1 kB state")
+    parser.add_argument("--profile", action="store_true", help="run each workload once more, under cProfile")
+    parser.add_argument("--url", help="a Postgres to use instead of one of our own; databases are made in it")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.workloads) - set(workloads.ALL):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(workloads.ALL)}")
+    return options
+
+
+class Benchmark:
+    """One run over the chosen workloads."""
+
+    def __init__(self, url: str, options: argparse.Namespace) -> None:
+        self._url = url
+        self._options = options
+        self._chosen = [workloads.ALL[name] for name in options.workloads or workloads.ALL]
+        self._began = perf_counter()
+
+    async def run(self) -> None:
+        began = datetime.now(UTC)
+        variants = self._variants()
+        before = {variant.name: await self._limits(variant, "before") for variant in variants}
+        measured = [
+            (workload, variant, await self._measure(workload, variant))
+            for variant in variants
+            for workload in self._chosen
+            if workload.is_sized or variant is PLAIN
+        ]
+        after = {variant.name: await self._limits(variant, "after") for variant in variants}
+        limits = [
+            Limits(name, variant.name, before[variant.name][name], after[variant.name][name])
+            for variant in variants
+            for name in before[variant.name]
+        ]
+        report = Report(
+            began, " ".join(("make bench", *self._given())), perf_counter() - self._began,
+            await server.settings(self._url), limits, figures(measured, limits),
+        )  # fmt: skip
+        sys.stdout.write("\n" + report.table())
+        if not self._options.quick:
+            say(f"written to {report.write()}")
+        if self._options.profile:
+            for workload in self._chosen:
+                await self._profile(workload)
+
+    def _given(self) -> list[str]:
+        flags = [f"--{name}" for name in ("quick", "plain") if getattr(self._options, name)]
+        words = [*self._options.workloads, *flags]
+        return [f'ARGS="{" ".join(words)}"'] if words else []
+
+    def _variants(self) -> list[Variant]:
+        has_sized = any(workload.is_sized for workload in self._chosen)
+        return [PLAIN, LARGE] if has_sized and not self._options.plain else [PLAIN]
+
+    def _needed(self) -> list[LimitName]:
+        targets = [measure.target for workload in self._chosen for measure in workload.measures.values()]
+        shares = {target.limit for target in targets if isinstance(target, Share)}
+        return [name for name in LIMITS if name in shares]
+
+    async def _limits(self, variant: Variant, when: str) -> dict[LimitName, Spread]:
+        found = {}
+        for name in self._needed():
+            values = [await self._limit(name, variant) for _ in range(self._repeats(REPEATS))]
+            found[name] = Spread.of(values)
+            say(f"{self._clock()} limit, {name}{_of(variant)}, {when}: {number(found[name].median)} /s")
+        return found
+
+    async def _limit(self, name: LimitName, variant: Variant) -> float:
+        state = f'{{"note": "{variant.note}"}}'
+        bench = Bench("", variant, self._options.quick)
+        async with server.fresh_database(self._url) as url:
+            await limit.create(url)
+            match name:
+                case "steps":
+                    return await limit.drain(url, bench.size(20_000, 400), state, lambda: settle(url))
+                case "inserts":
+                    return await limit.insert(url, bench.size(5_000, 50), state)
+                case "bulk inserts":
+                    return await limit.insert_many(url, bench.size(20_000, 100), state)
+
+    async def _measure(self, workload: Workload, variant: Variant) -> dict[str, Spread]:
+        values: dict[str, list[float]] = {name: [] for name in workload.measures}
+        repeats = self._repeats(workload.repeats)
+        for repeat in range(repeats):
+            for name, value in (await self._once(workload, variant)).items():
+                values[name].append(value)
+            shown = ", ".join(f"{number(values[key][-1])} {m.unit}" for key, m in workload.measures.items())
+            say(f"{self._clock()} {workload.name}{_of(variant)}, {repeat + 1} of {repeats}: {shown}")
+        return {name: Spread.of(found) for name, found in values.items()}
+
+    async def _once(self, workload: Workload, variant: Variant) -> dict[str, float]:
+        async with server.fresh_database(self._url) as url:
+            return dict(await workload.run(Bench(url, variant, self._options.quick)))
+
+    async def _profile(self, workload: Workload) -> None:
+        profile = cProfile.Profile()
+        async with server.fresh_database(self._url) as url:
+            profile.enable()
+            await workload.run(Bench(url, PLAIN, self._options.quick))
+            profile.disable()
+        say(f"\n{workload.name}, under cProfile, by own time:")
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+    def _repeats(self, wanted: int) -> int:
+        return 1 if self._options.quick else wanted
+
+    def _clock(self) -> str:
+        minutes, seconds = divmod(round(perf_counter() - self._began), 60)
+        return f"[{minutes}:{seconds:02}]"
+
+
+def figures(measured: list[tuple[Workload, Variant, dict[str, Spread]]], limits: list[Limits]) -> list[Figure]:
+    """Every measure beside its limit of the same variant."""
+    rates = {(found.name, found.variant): found.rate for found in limits}
+    found = []
+    for workload, variant, spreads in measured:
+        for key, measure in workload.measures.items():
+            figure = Figure(workload.name, variant.name, measure, spreads[key], None)
+            if isinstance(measure.target, Share):
+                figure = replace(figure, limit=rates[measure.target.limit, variant.name])
+            found.append(figure)
+    return found
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _of(variant: Variant) -> str:
+    return f" ({variant.name})" if variant.name else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The Postgres of a run: an embedded one of its own, as durable as in production, or one that is named."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from benchmarks.bench import query
+from stepwell.embedded import EmbeddedServer
+
+DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+SHOWN = (
+    "server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "autovacuum",
+)  # fmt: skip
+
+
+@contextmanager
+def own_server() -> Iterator[str]:
+    """The URL of a server that lives as long as the block, in a temporary folder."""
+    home = Path(tempfile.mkdtemp(prefix="stepwell-bench-"))
+    home.chmod(0o755)  # for root the server is `nobody`, who has to pass; the cluster's own folder is private
+    try:
+        with EmbeddedServer(home / "postgres", settings=DURABLE) as server:
+            yield server.url()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@asynccontextmanager
+async def fresh_database(server: str) -> AsyncIterator[str]:
+    """The URL of an empty database, dropped after the block."""
+    name = f"stepwell_bench_{secrets.token_hex(6)}"
+    await query(server, f"create database {name}")
+    try:
+        yield urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+    finally:
+        await query(server, f"drop database {name} with (force)")
+
+
+async def settings(server: str) -> dict[str, str]:
+    """What the server says of itself."""
+    asked = "select name, current_setting(name) as setting from pg_settings where name = any ($1)"
+    rows = await query(server, asked, [list(SHOWN)])
+    return {row["name"]: row["setting"] for row in rows}

@@ -1,0 +1,27 @@
+"""All workloads, in the order of the table."""
+
+from __future__ import annotations
+
+from benchmarks.figures import Workload
+from benchmarks.workloads import (
+    children,
+    drain,
+    idle,
+    latency,
+    memory,
+    signal_latency,
+    signal_many,
+    start,
+    start_many,
+    ten_steps,
+    three_steps,
+    timer,
+)
+
+ALL: dict[str, Workload] = {
+    module.WORKLOAD.name: module.WORKLOAD
+    for module in (
+        drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, timer, idle,
+        memory,
+    )
+}  # fmt: skip

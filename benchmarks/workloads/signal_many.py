@@ -1,0 +1,33 @@
+"""500 parked instances, all signalled with `signal_many`: from that call to the last commit."""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter
+
+from benchmarks.bench import Bench, committed
+from benchmarks.figures import Measure, Share, Workload
+from benchmarks.machines import Parked
+
+ROUNDS = 5  # of some 50 ms each
+
+
+async def run(bench: Bench) -> dict[str, float]:
+    number = bench.size(500, 20)
+    entry = Parked.child({"note": bench.variant.note})
+    rates = []
+    async with bench.working() as (engine, worker):
+        for round_ in range(0, 2 * number * bench.size(ROUNDS, 1), 2 * number):
+            handles = await engine.start_many([entry] * number)
+            await committed(worker, round_ + number)
+            began = perf_counter()
+            await engine.signal_many([(handle.id, "go") for handle in handles])
+            await committed(worker, round_ + 2 * number)
+            rates.append(number / (perf_counter() - began))
+    return {"rate": statistics.median(rates)}
+
+
+WORKLOAD = Workload(
+    "signal_many", {"rate": Measure("500 parked, all signalled with `signal_many`", "steps/s", Share(0.3, "steps"))},
+    run, is_sized=True,
+)  # fmt: skip

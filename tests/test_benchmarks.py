@@ -1,0 +1,74 @@
+"""The benchmark runs: every workload once, with tiny sizes. No test looks at how fast anything is."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks import workloads
+from benchmarks.figures import Figure, Measure, Most, Share, Spread, percentile
+from benchmarks.report import Limits, Report, number
+from benchmarks.run import Benchmark, parse
+from tests.conftest import MakeHarness
+
+STEPS = Measure("drain", "steps/s", Share(0.5, "steps"))
+LATENCY = Measure("latency, p50", "ms", Most(1.5))
+
+
+def figure(measure: Measure, ours: float, limit: float | None = None) -> Figure:
+    return Figure("any", "", measure, Spread.of([ours]), limit)
+
+
+async def test_every_workload_runs_beside_its_limit(
+    make_harness: MakeHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    h = await make_harness()
+
+    await Benchmark(h.url, parse(["--quick", "--plain"])).run()
+
+    shown = capsys.readouterr().out
+    labels = [measure.label for workload in workloads.ALL.values() for measure in workload.measures.values()]
+    assert [label for label in labels if f"\n| {label} | " not in shown] == []
+    assert all(f"\n| {name} | " in shown for name in ("steps", "inserts", "bulk inserts"))
+
+
+def test_a_workload_that_is_not_there_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["drian"])
+
+    assert "unknown: drian; known are drain, " in capsys.readouterr().err
+
+
+def test_a_share_is_met_by_the_ratio_and_a_most_by_the_figure() -> None:
+    met = [figure(STEPS, 600, 1_000), figure(LATENCY, 1.4)]
+    missed = [figure(STEPS, 400, 1_000), figure(LATENCY, 1.6)]
+
+    assert [found.is_met for found in met + missed] == [True, True, False, False]
+
+
+def test_a_report_has_ours_the_limit_the_ratio_and_the_target_side_by_side(tmp_path: Path) -> None:
+    limits = [Limits("steps", "", Spread.of([900.0]), Spread.of([1_100.0]))]
+    report = Report(
+        datetime(2026, 11, 15, tzinfo=UTC), "make bench", 60.0, {"server_version": "18.4", "fsync": "on"}, limits,
+        [figure(STEPS, 400, limits[0].rate)],
+    )  # fmt: skip
+
+    written = json.loads(report.write(tmp_path).read_text("utf-8"))
+
+    assert f"| drain | steps/s | 400 | 1,000 | 0.40 | {STEPS.target} | **no** |" in report.table()
+    assert "PostgreSQL 18.4: fsync on" in report.table()
+    assert written["figures"][0]["ratio"] == pytest.approx(0.4)
+    assert {"machine", "versions", "date", "command", "server"} <= set(written)
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+
+    assert (percentile(values, 50), percentile(values, 99), percentile([7.0], 99)) == (50.0, 99.0, 7.0)
+
+
+def test_figures_have_no_more_digits_than_they_are_worth() -> None:
+    assert [number(value) for value in (51_234.5, 876.5, 12.345, 1.234)] == ["51,200", "876", "12.3", "1.23"]
