@@ -1,7 +1,7 @@
 """An idle worker: its statements a minute, and its part of a core.
 
-Both are measured in a few seconds. For the statements every interval is a tenth of its default, so that 12 seconds are
-two minutes; `tests/store/test_idle.py` counts them to the last one. For the core the settings are the defaults.
+Both are measured in a few seconds. For the statements every interval is a tenth of its default, so that 9 seconds are
+a minute and a half; `tests/store/test_idle.py` counts them to the last one. For the core the settings are the defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MINUTE = 60.0
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    seconds = 0.2 if bench.is_quick else 12.0
+    seconds = 0.2 if bench.is_quick else 9.0
     defaults = Settings()
     async with bench.working() as _:
         await asyncio.sleep(seconds / 6)  # it began a moment ago, and polls slower from now on

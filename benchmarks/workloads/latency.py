@@ -20,7 +20,7 @@ MILLISECONDS = 1_000
 
 async def run(bench: Bench) -> dict[str, float]:
     begun: dict[int, float] = {}
-    samples = bench.size(200, 3)
+    samples = bench.size(120, 3)
     async with bench.working(begun) as (engine, _), bench.engine() as elsewhere:
         for client in (engine, elsewhere):
             await _sample(client, begun, bench.size(20, 1))

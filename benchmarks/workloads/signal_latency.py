@@ -17,7 +17,7 @@ MILLISECONDS = 1_000
 async def run(bench: Bench) -> dict[str, float]:
     async with bench.working() as (engine, _):
         await _sample(engine, bench.size(20, 1))
-        latencies = await _sample(engine, bench.size(150, 3))
+        latencies = await _sample(engine, bench.size(120, 3))
     return {"p50": percentile(latencies, 50), "p99": percentile(latencies, 99)}
 
 

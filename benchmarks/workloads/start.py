@@ -12,7 +12,7 @@ from benchmarks.machines import Once
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    each = bench.size(500, 5)
+    each = bench.size(300, 5)
     state = {"note": bench.variant.note}
     async with bench.engine() as engine:
 

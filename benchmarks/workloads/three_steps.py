@@ -8,7 +8,7 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(6_000, 50), 3, run_ahead=0)}
+    return {"rate": await steps.drain(bench, bench.size(5_000, 50), 3, run_ahead=0)}
 
 
 WORKLOAD = Workload(
