@@ -61,7 +61,9 @@ class Bench:
 
     async def settle(self) -> None:
         """Let the server write down what the preparation left, so that the measured part does not pay for it."""
-        await settle(self.url)
+        if not self.is_quick:
+            await query(self.url, "vacuum analyze")
+            await query(self.url, "checkpoint")
 
     async def expect_done(self, number: int) -> None:
         """A benchmark of something that does not work is worth nothing."""
@@ -74,12 +76,6 @@ async def committed(worker: Worker, number: int) -> None:
     """Wait until a worker has committed so many steps since it started."""
     while worker.tally.committed < number:  # noqa: ASYNC110 - a tally is a count, nobody is told of it
         await asyncio.sleep(LOOK_EVERY)
-
-
-async def settle(url: str) -> None:
-    """Vacuum, analyze, checkpoint."""
-    await query(url, "vacuum analyze")
-    await query(url, "checkpoint")
 
 
 async def query(url: str, sql: str, arguments: Iterable[object] = ()) -> list[asyncpg.Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,5 +15,12 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, or until SIGTERM or SIGINT: what is around it, such as a server, is cleared away either way."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main)
+        runner.run(_stoppable(main))
+
+
+async def _stoppable(main: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(main)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task

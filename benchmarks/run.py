@@ -6,7 +6,6 @@ import argparse
 import cProfile
 import logging
 import pstats
-import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 
 from benchmarks import limit, server, workloads
-from benchmarks.bench import LARGE, PLAIN, Bench, Variant, settle
+from benchmarks.bench import LARGE, PLAIN, Bench, Variant
 from benchmarks.figures import Figure, LimitName, Share, Spread, Workload
 from benchmarks.loop import run
 from benchmarks.report import Limits, Report, number
@@ -26,7 +25,6 @@ LIMITS: tuple[LimitName, ...] = ("steps", "inserts", "bulk inserts")
 def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("stepwell").setLevel(logging.ERROR)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else it would leave its server behind
     with ExitStack() as stack:
         url = options.url
         if url is None:
@@ -108,12 +106,12 @@ class Benchmark:
 
     async def _limit(self, name: LimitName, variant: Variant) -> float:
         state = f'{{"note": "{variant.note}"}}'
-        bench = Bench("", variant, self._options.quick)
         async with server.fresh_database(self._url) as url:
+            bench = Bench(url, variant, self._options.quick)
             await limit.create(url)
             match name:
                 case "steps":
-                    return await limit.drain(url, bench.size(20_000, 400), state, lambda: settle(url))
+                    return await limit.drain(url, bench.size(20_000, 400), state, bench.settle)
                 case "inserts":
                     return await limit.insert(url, bench.size(5_000, 50), state)
                 case "bulk inserts":
