@@ -100,23 +100,13 @@ class Engine:
 
     async def migrate(self) -> list[str]:
         """Bring the schema up to date and make the machines known; returns the names of what was applied."""
-        if self._database is not None:
-            return await schema.migrate(self._database, self._registry, self.settings)
-        await self._connect()
-        try:
-            return await schema.migrate(self._opened, self._registry, self.settings)
-        finally:
-            await self.close()
+        async with self._connected() as database:
+            return await schema.migrate(database, self._registry, self.settings)
 
     async def check(self) -> int:
         """The schema's version, if it is the one needed; else SchemaOutdated or SchemaTooNew. Changes nothing."""
-        if self._database is not None:
-            return await schema.verify(self._database)
-        await self._connect()
-        try:
-            return await schema.verify(self._opened)
-        finally:
-            await self.close()
+        async with self._connected() as database:
+            return await schema.verify(database)
 
     async def start(
         self,
@@ -311,7 +301,8 @@ class Engine:
         changes = settings if queues is None else {**settings, "queues": queues}
         effective = self.settings.with_changes(changes)
         async with (
-            _opened_for_work(self._opened.dsn) as database,
+            # Its own connections: planned for its statements, and never starved by a client's burst.
+            Database(self._opened.dsn, session=WORKER) as database,
             self._hired(Worker, effective, database) as worker,
         ):
             try:
@@ -341,6 +332,17 @@ class Engine:
                 yield entered
         else:
             yield self._resources
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Database]:
+        """The database of an engine that is open, or of one that is opened for the length of the block only."""
+        was_open = self._database is not None
+        await self._connect()
+        try:
+            yield self._opened
+        finally:
+            if not was_open:
+                await self.close()
 
     async def _connect(self) -> None:
         if self._database is not None:
@@ -380,17 +382,6 @@ class Engine:
         if self._database is None:
             raise EngineClosed
         return self._database
-
-
-@asynccontextmanager
-async def _opened_for_work(dsn: str) -> AsyncIterator[Database]:
-    """A worker's own connections: planned for its statements, and never starved by a client's burst."""
-    database = Database(dsn, session=WORKER)
-    await database.open()
-    try:
-        yield database
-    finally:
-        await database.close()
 
 
 async def _join_embedded(stack: AsyncExitStack) -> str:

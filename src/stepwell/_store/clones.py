@@ -199,12 +199,8 @@ async def ensure_template(url: str) -> str:
 
 
 async def _migrate(url: str) -> None:
-    database = Database(url)
-    await database.open()
-    try:
+    async with Database(url) as database:
         await apply(database)
-    finally:
-        await database.close()
 
 
 async def clone(url: str, template: str, name: str) -> None:

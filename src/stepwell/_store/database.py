@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 import asyncpg
 
@@ -20,15 +21,14 @@ Row = asyncpg.Record
 
 # Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
 # snapshot, which a transaction above it does not have. And UTC: a delay of a day is 24 hours, where in a zone with
-# summer time Postgres would make it 23 or 25 twice a year.
+# summer time Postgres would make it 23 or 25 twice a year. And no jit, which never pays for statements like ours.
+_EVERYWHERE: Final = {"default_transaction_isolation": "read committed", "timezone": "UTC", "jit": "off"}
 
-# A client's statements: whatever the planner likes, but no jit, which never pays for them, and no table read from end
-# to end or sorted whole: a plan made while the table was empty would go on to do that while it fills.
+# A client's statements: whatever the planner likes, but no table read from end to end or sorted whole: a plan made
+# while the table was empty would go on to do that while it fills.
 CLIENT: Final = {
+    **_EVERYWHERE,
     "application_name": "stepwell",
-    "default_transaction_isolation": "read committed",
-    "timezone": "UTC",
-    "jit": "off",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
@@ -36,10 +36,8 @@ CLIENT: Final = {
 # A worker's statements are planned once and go through indexes only, by nested loops: the one good plan for each of
 # them, at any size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
 WORKER: Final = {
+    **_EVERYWHERE,
     "application_name": "stepwell worker",
-    "default_transaction_isolation": "read committed",
-    "timezone": "UTC",
-    "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -103,6 +101,15 @@ class Database:
         self._most = most
         self._pool: asyncpg.Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
