@@ -38,7 +38,6 @@ class Commit:
     was_unchecked: bool = False  # the state came in by SQL, and has met its type now
     result: str | None = None
     error: str | None = None
-
     goes_on: bool = False  # the row stays the claim's, if nothing has come for it: its next step runs at once
 
     @property

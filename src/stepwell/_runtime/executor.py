@@ -210,11 +210,11 @@ class Executor:
         claim = hand.claim
         slot = _Slot(lambda: self._end_slot(claim))
         try:
+            following: Read | None = stored
             steps_ahead = 0
-            following = await self._run_step(hand, stored, slot, steps_ahead)
             while following is not None:
-                steps_ahead += 1
                 following = await self._run_step(hand, following, slot, steps_ahead)
+                steps_ahead += 1
         except asyncio.CancelledError:
             if not hand.abandoned:
                 raise
