@@ -17,15 +17,14 @@ from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._store import flushes, instances, workers
 from stepwell._store.database import WORKER
-from stepwell._store.statements import statement
 from stepwell._store.translation import translated
 from stepwell._store.workers import Place
 from stepwell.client import Client
 from stepwell.operating import Operating
 from stepwell.testing import Harness
+from tests.support.race import LEASE, Session
 from tests.support.waiting import eventually
 
-LEASE = timedelta(hours=1)
 FOREIGN_WAITS = (
     "select from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()"
 )
@@ -43,49 +42,19 @@ class Plain(Machine, initial="a"):
         return Done(len(ctx.children))
 
 
-class Contestant:
-    """One connection in the place of the store's database. A statement can be changed, to show what it is good for."""
-
-    def __init__(self, connection: asyncpg.Connection) -> None:
-        self.connection = connection
-        self._changed: dict[str, str] = {}
-        self._transaction: Any = None
+class Contestant(Session):
+    """A session in the place of the store's database: errors are the store's, as its callers expect."""
 
     @property
     def pid(self) -> int:
         return self.connection.get_server_pid()
 
-    def change(self, name: str, *changes: tuple[str, str]) -> Self:
-        """Send a statement with parts of its text replaced."""
-        text = statement(name)
-        for old, new in changes:
-            assert old in text, f"{name} has no {old!r} any more"
-            text = text.replace(old, new)
-        self._changed[name] = text
-        return self
-
     async def fetch(self, name: str, *args: object) -> list[asyncpg.Record]:
         with translated():
-            return list(await self.connection.fetch(self._changed.get(name) or statement(name), *args))
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Self]:
-        """The store's transaction; within `begin` a part of that, and not over before `commit`."""
-        async with self.connection.transaction():
-            yield self
-
-    async def begin(self) -> None:
-        self._transaction = self.connection.transaction()
-        await self._transaction.start()
-
-    async def commit(self) -> None:
-        await self._transaction.commit()
+            return await super().fetch(name, *args)
 
     async def rollback(self) -> None:
         await self._transaction.rollback()
-
-    async def lock_row(self, instance_id: int) -> None:
-        await self.connection.execute("select from stepwell.instances where id = $1 for no key update", instance_id)
 
 
 class Contest:
