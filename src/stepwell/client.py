@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -16,7 +15,7 @@ from stepwell._core.records import Instance
 from stepwell._core.registry import Definition, Registry
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.notifier import Notifier
-from stepwell._store import doors, instances, machines, signals
+from stepwell._store import doors, instances, signals
 from stepwell._store.borrowed import borrow
 from stepwell._store.database import Database
 from stepwell._store.instances import Started
@@ -26,11 +25,10 @@ from stepwell.config import Settings
 from stepwell.errors import Duplicate, InvalidInput, NoTarget
 from stepwell.operating import Operating
 from stepwell.outcomes import Result_co
+from stepwell.starting import Starting
 from stepwell.waiting import Until, Waiting
 
 IfExists = Literal["raise", "return"]
-
-CHUNK = 5_000
 
 
 class Client:
@@ -44,7 +42,7 @@ class Client:
         self._notifier = notifier
         self._emitter = emitter
         self._settings = settings
-        self._introduced: set[tuple[str, int]] = set()  # machines that the database knows from us
+        self._starting = Starting(database, registry, notifier, emitter, settings)
         self.waiting = Waiting(database, notifier, settings.tenant)
         self.operating = Operating(database, registry, notifier, settings, self.waiting)
 
@@ -64,7 +62,7 @@ class Client:
             self._registry, machine, state, options,
             tenant=self._settings.tenant, max_payload=self._settings.max_payload,
         )  # fmt: skip
-        [started] = await self._insert([entry], connection, notify)
+        started = await self._starting.start(entry, connection, notify)
         if not isinstance(started, Duplicate):
             return self._handle(started, entry)
         if if_exists == "raise":
@@ -79,9 +77,10 @@ class Client:
         )
         if not admitted:
             return []
+        answers = await self._starting.start_many(admitted, connection, notify)
         return [
             started if isinstance(started, Duplicate) else self._handle(started, entry)
-            for started, entry in zip(await self._insert(admitted, connection, notify), admitted, strict=True)
+            for started, entry in zip(answers, admitted, strict=True)
         ]
 
     def handle(self, instance_id: int, machine: object) -> Handle[Any]:
@@ -89,63 +88,6 @@ class Client:
 
     def _handle(self, instance_id: int, entry: NewInstance) -> Handle[Any]:
         return Handle(self, instance_id, entry.key, self._registry.find(entry.machine, entry.version))
-
-    async def _insert(self, entries: list[NewInstance], connection: object, notify: bool) -> list[int | Duplicate]:
-        """Insert all that are no duplicates, in one transaction, then tell the workers."""
-        if connection is not None:
-            carrier = borrow(connection)
-            await self._introduce(entries)
-            return await doors.start_many(carrier, entries, notify=notify)
-        if len(entries) <= CHUNK and all(entry.key is None for entry in entries):
-            answers: list[Started | Duplicate] = list(
-                await retried(lambda: instances.start(self._database, entries))
-            )
-        else:
-            answers = await retried(lambda: self._insert_together(entries))
-        if notify:
-            self._announce([row for row in answers if isinstance(row, Started)])
-        self._emitter.started(entries, answers)
-        return [row if isinstance(row, Duplicate) else row.id for row in answers]
-
-    async def _introduce(self, entries: list[NewInstance]) -> None:
-        """Make machines known to the database before a start through its doors: no worker may have come yet."""
-        labels = {(entry.machine, entry.version) for entry in entries} - self._introduced
-        if labels:
-            found = [self._registry.find(name, version) for name, version in sorted(labels)]
-            await machines.introduce(self._database, [d for d in found if d is not None], self._settings.retention)
-            self._introduced |= labels
-
-    async def _insert_together(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
-        answers: dict[int, Started | Duplicate] = {}
-        pending = list(range(len(entries)))
-        if len(entries) > CHUNK:  # within a chunk the statement sorts; two batches must not cross between chunks
-            pending.sort(key=lambda i: (entries[i].tenant, entries[i].key or ""))
-        async with self._database.transaction() as session:
-            for _ in range(MOST_TRIES):
-                for first in range(0, len(pending), CHUNK):
-                    chunk = pending[first : first + CHUNK]
-                    for row in await instances.start_keyed(session, [entries[i] for i in chunk]):
-                        answers[chunk[row.position]] = row
-                pending = [i for i in pending if i not in answers]
-                if not pending:
-                    break
-                # Occupied a moment ago; who has left since then is tried once more.
-                pairs = [(entries[i].tenant, str(entries[i].key)) for i in pending]
-                occupants = await instances.find_occupants(session, pairs)
-                for position, occupant in occupants.items():
-                    answers[pending[position]] = Duplicate(str(entries[pending[position]].key), occupant)
-                pending = [i for i in pending if i not in answers]
-                if not pending:
-                    break
-            else:
-                raise Contention("keys changed hands faster than they could be taken")
-        return [answers[i] for i in range(len(entries))]
-
-    def _announce(self, started: list[Started]) -> None:
-        for queue, count in Counter(row.queue for row in started if not row.later).items():
-            self._notifier.announce_work(queue, count)
-        if any(row.later for row in started):
-            self._notifier.announce_due()
 
     async def signal(
         self,
@@ -243,7 +185,7 @@ class Client:
                 if not started:
                     return None
                 [delivery] = await signals.deliver(session, [sent])
-        self._announce(started)
+        self._starting.announce(started)
         if started:
             self._emitter.started([entry], started)
         if delivery.queue is not None:

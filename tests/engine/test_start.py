@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from stepwell import (
     Context,
+    DatabaseError,
     Done,
     EngineClosed,
     InvalidInput,
@@ -45,6 +47,28 @@ class Unregistered(Machine, name="Ordr"):
     @step
     async def start(self, ctx: Context[Any]) -> Done:
         return Done()
+
+
+async def test_starts_of_one_moment_are_each_committed_with_their_own_state(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+
+    handles = await asyncio.gather(*(h.engine.start(Order, {"count": n}, priority=n % 2) for n in range(20)))
+
+    found = [await handle.get() for handle in handles]
+    assert [(one.state["count"], one.priority) for one in found] == [(n, n % 2) for n in range(20)]
+
+
+async def test_a_start_that_the_database_refuses_fails_none_of_the_same_moment(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    await h.sql("alter table stepwell.instance_data add check (state ->> 'count' <> '13')")
+
+    answers = await asyncio.gather(
+        *(h.engine.start(Order, {"count": n}) for n in range(20)), return_exceptions=True
+    )
+
+    refused = [n for n, answer in enumerate(answers) if isinstance(answer, DatabaseError)]
+    assert refused == [13]
+    assert (await h.sql("select count(*) as number from stepwell.instances"))[0]["number"] == 19
 
 
 async def test_a_start_is_committed_with_all_it_was_given(make_harness: MakeHarness) -> None:

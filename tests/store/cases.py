@@ -103,6 +103,10 @@ def start(_: Sample, size: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def start_alike(_: Sample, size: int) -> tuple[Any, ...]:
+    return ['{"order": 1}'] * size, [], [], [], "order", 1, "ship", "default", 0, None, None, "", None
+
+
 def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:
     arguments = list(start(_, size))
     arguments[8:10] = [f"new {n:06}" for n in range(size)], ["live"] * size
@@ -195,6 +199,8 @@ CASES = [
     *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),
     Case("instances/start", start_keyed, 1000, frozenset(), 25, 40, "client"),
     Case("instances/start", start, 1000, frozenset(), 16, 40),
+    *(Case("instances/start_alike", start_alike, n, frozenset(), 14, 40, s)
+      for n, s in ((1, "client"), (1000, "client"), (1000, "worker"))),
     *(Case("instances/read", lambda given, n: (given.runnable[:n],), n, session="client") for n in (1, 100)),
     Case("instances/watch", lambda given, _: (given.runnable[7] if given.runnable else 8,), session="client"),
     Case("instances/find_key", lambda _, n: ("", "order 100"), 1, _on("guard", "key"), session="client"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -70,6 +71,13 @@ async def test_starting_any_number_is_one_statement(database: Database, tally: T
     started = await instances.start(database, new(count))
 
     assert len(started) == count
+    await tally.expect("instances/start_alike")
+
+
+async def test_starting_several_that_differ_is_one_statement(database: Database, tally: Tally) -> None:
+    started = await instances.start(database, new(100, "account"))
+
+    assert len(started) == 100
     await tally.expect("instances/start")
 
 
@@ -81,8 +89,21 @@ async def test_start_many_of_a_thousand_is_one_statement(make_harness: MakeHarne
     await h.engine.start_many([Order] * 1_000)
     await eventually(lambda: tally.sent)
 
-    assert tally.sent.count("instances/start") == 1
-    assert set(tally.sent) <= {"instances/start", "notices/send"}
+    assert tally.sent.count("instances/start_alike") == 1
+    assert set(tally.sent) <= {"instances/start_alike", "notices/send"}
+
+
+async def test_single_starts_of_one_moment_are_two_statements(make_harness: MakeHarness) -> None:
+    """The first is sent at once; those that come meanwhile go together."""
+    h = await make_harness([Order])
+    tally = Tally(h.engine._opened)
+    await tally.attach()
+
+    handles = await asyncio.gather(*(h.engine.start(Order) for _ in range(50)))
+    await eventually(lambda: tally.sent.count("instances/start_alike") == 2)
+
+    assert len({handle.id for handle in handles}) == 50
+    assert set(tally.sent) <= {"instances/start_alike", "notices/send"}
 
 
 async def test_a_claim_is_one_statement(database: Database, tally: Tally) -> None:
@@ -174,7 +195,7 @@ async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(m
             await committed.reached()
 
         spent = [name for name in tally.sent if name not in HOUSEKEEPING]
-        assert spent == ["instances/start", "instances/claim", "workers/begin", "instances/commit"]
+        assert spent == ["instances/start_alike", "instances/claim", "workers/begin", "instances/commit"]
 
 
 @pytest.mark.parametrize(

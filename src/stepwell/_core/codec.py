@@ -30,6 +30,7 @@ NO_DEFAULT: Final = msgspec.NODEFAULT
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _PATH = re.compile(r"(.*) - at (`key` in )?`\$([^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
@@ -126,11 +127,20 @@ class StateType:
         return self.encode(value if self._verifier is None else read(self._made, value, self.field))
 
     def _made(self, mapping: Mapping[Any, object]) -> object:
+        if not self._risky and self._is_flat(mapping):
+            try:
+                return msgspec.convert(mapping, self._kind, dec_hook=_model_at_door)
+            except Exception:  # noqa: BLE001, S110  the way below finds the words for it
+                pass
         scan(mapping, self._place, self.field, thorough=True)
         made = msgspec.convert(mapping, self._kind, str_keys=True, dec_hook=_model_at_door)
         # The second scan sees what the first could not: a naive datetime given as text, defaults to fill in.
         scan(made, self._place, self.field, thorough=False)
         return made
+
+    def _is_flat(self, mapping: Mapping[Any, object]) -> bool:
+        """Whether it has nothing but known fields with plain values: then encoding it sees all that a scan would."""
+        return mapping.keys() <= self._record.names.keys() and _PLAIN.issuperset(map(type, mapping.values()))
 
     def encode(self, value: object) -> str:
         """The text to store for a state after a step."""

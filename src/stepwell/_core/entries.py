@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from stepwell._core.codec import check_size
 from stepwell._core.ranges import (
@@ -27,8 +29,7 @@ OPTIONS = ("key", "key_scope", "queue", "priority", "delay", "at", "step", "conc
 SCOPES = ("live", "forever")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewInstance:
+class NewInstance(msgspec.Struct, frozen=True, kw_only=True):
     """A start that passed the door; its state is JSON text."""
 
     machine: str
@@ -56,8 +57,7 @@ def admit(
     delay, at = options.get("delay"), options.get("at")
     if delay is not None and at is not None:
         raise InvalidInput("delay", "both delay and at are given; give one of them")
-    text = definition.state.admit(state_of(definition, state))
-    check_size(text, definition.state.field, max_payload)
+    text = _text_of(definition, state, max_payload)
     queue, given_tenant = options.get("queue"), options.get("tenant")
     return NewInstance(
         machine=definition.name,
@@ -72,6 +72,12 @@ def admit(
         state=text,
         **_identity(options.get("key"), options.get("key_scope", "live")),
     )
+
+
+def _text_of(definition: Definition, state: Any, max_payload: int) -> str:
+    text = definition.state.admit(state_of(definition, state))
+    check_size(text, definition.state.field, max_payload)
+    return text
 
 
 def _identity(key: object, scope: object) -> dict[str, str | None]:
@@ -91,14 +97,22 @@ def admit_many(
     """Check a batch: `Checkout.child(state, …)`, `(machine, state)` or a bare machine; errors name the position."""
     if not isinstance(entries, Iterable) or isinstance(entries, str | Mapping):
         raise InvalidInput(field, f"expected a list, got {type(entries).__name__}")
-    admitted = []
+    admitted: list[NewInstance] = []
+    plain: dict[int, tuple[Any, Definition, NewInstance]] = {}  # what an entry of a machine without options was like
     for position, entry in enumerate(entries):
         machine, state, options = _parts(f"{field}[{position}]", entry)
         try:
-            admitted.append(admit(registry, machine, state, options, tenant=tenant, max_payload=max_payload))
+            if options or id(machine) not in plain:
+                new = admit(registry, machine, state, options, tenant=tenant, max_payload=max_payload)
+                if not options:
+                    plain[id(machine)] = machine, registry.resolve(machine), new
+            else:
+                _, definition, like = plain[id(machine)]
+                new = replace(like, state=_text_of(definition, state, max_payload))
         except InvalidInput as error:
             error.add_note(f"in {field}[{position}]")
             raise
+        admitted.append(new)
     return admitted
 
 

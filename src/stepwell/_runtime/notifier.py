@@ -15,6 +15,7 @@ from stepwell._store.database import Database, Queryable
 
 log = logging.getLogger("stepwell")
 
+SPACING = 0.002  # between two sendings: in a stream of starts, each would otherwise have a notice of its own
 PROBE_EVERY = 60.0
 PROBE_PATIENCE = 5.0
 
@@ -90,7 +91,7 @@ class Notifier:
 
 
 class _Sender(Service):
-    """Sends what has gathered while the last sending was under way, repeats once."""
+    """Sends at once when idle; then what gathers until a moment after the last sending, repeats once."""
 
     def __init__(self, database: Database) -> None:
         super().__init__("notices")
@@ -105,6 +106,7 @@ class _Sender(Service):
         if self._pending:
             batch, self._pending = list(self._pending), {}
             await notices.send(self._database, batch)  # lost in an outage: a hint, and polling is the floor
+            await asyncio.sleep(SPACING)
         return 0.0 if self._pending else None
 
     async def finish(self) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from stepwell._core.codec import decode_value, encode_value
 from stepwell._core.commits import Commit
@@ -18,8 +21,7 @@ from stepwell._store.statements import statement
 from stepwell.errors import InvalidPayload
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """One inserted instance; `later` if it waits for its due time."""
 
     position: int
@@ -111,10 +113,19 @@ Parent = tuple[int | None, int | None, int | None]
 _NOBODY: Parent = (None, None, None)
 
 
+# What entries without a key have in common if they are alike, in the order of start_alike.sql.
+_alike = attrgetter(
+    "machine", "version", "step", "queue", "priority", "delay", "at", "tenant", "concurrency_key"
+)  # fmt: skip
+
+
 async def start(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
 ) -> list[Started]:
     """Insert instances, or children of the given parents; positions of duplicate keys are missing."""
+    common = _alike(entries[0])
+    if all(entry.key is None and _alike(entry) == common for entry in entries):
+        return await start_alike(db, entries, parents or ())
     of = parents or [_NOBODY] * len(entries)
     rows = await db.fetch(
         "instances/start",
@@ -136,6 +147,22 @@ async def start(
         [],  # unchecked: none of them, their states have passed a door in Python
     )
     return [Started(*row) for row in rows]
+
+
+async def start_alike(
+    db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] = ()
+) -> list[Started]:
+    """Insert instances without keys that differ in their states only."""
+    [(ids, later)] = await db.fetch(
+        "instances/start_alike",
+        [e.state for e in entries],
+        [parent for parent, _, _ in parents],
+        [round_ for _, round_, _ in parents],
+        [index for _, _, index in parents],
+        *_alike(entries[0]),
+    )
+    queue = entries[0].queue
+    return [Started(position, id_, queue, later) for position, id_ in enumerate(ids)]
 
 
 async def start_keyed(

@@ -1,0 +1,87 @@
+"""Natural groups of single calls: idle, one is sent at once; busy, what came meanwhile goes together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from stepwell._core.faults import Refusal, StoreFault
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+LARGEST_GROUP = 1_000
+
+
+class Gatherer(Generic[Item, Answer]):
+    """Sends items, and gives every caller the answer to its own. Nothing is kept that nobody waits for.
+
+    `send` answers in the order of its items, all or none. A caller that is cancelled before its group is sent takes its
+    item with it.
+    """
+
+    def __init__(self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]]) -> None:
+        self._send = send
+        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._is_busy = False
+        self._group: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Answer:
+        if self._is_busy:
+            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            self._waiting.append((item, answer))
+            return await answer
+        self._is_busy = True
+        try:
+            [own] = await self._send([item])
+        finally:
+            self._go_on()
+        return own
+
+    def _go_on(self) -> None:
+        """Send what has gathered, if anything has."""
+        self._is_busy = bool(self._waiting)
+        if self._is_busy:
+            self._group = asyncio.create_task(self._send_group(), name="stepwell group")
+
+    async def _send_group(self) -> None:
+        group, self._waiting = self._waiting[:LARGEST_GROUP], self._waiting[LARGEST_GROUP:]
+        group = [(item, answer) for item, answer in group if not answer.done()]
+        try:
+            await self._answer(group)
+        except BaseException:
+            for _, answer in group:
+                answer.cancel()
+            raise
+        finally:
+            # Whoever was just answered runs before this, and may come again: those go together once more.
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    async def _answer(self, group: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        """Answer everybody. What Postgres refuses is sent one by one: a bad item fails none of its neighbours."""
+        if not group:
+            return
+        try:
+            answers = await self._send([item for item, _ in group])
+        except Refusal as error:
+            if len(group) == 1:
+                _fail(group[0][1], error)
+                return
+            for one in group:
+                await self._answer([one])
+        except Exception as error:  # noqa: BLE001 - it is each caller's
+            for _, future in group:
+                _fail(future, error)
+        else:
+            for (_, future), answer in zip(group, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+
+def _fail(future: asyncio.Future[Answer], error: Exception) -> None:
+    """Raise it at a caller: a fault as one of its own, since a traceback grows with everybody who raises it."""
+    if not future.done():
+        own = type(error)(str(error)) if isinstance(error, StoreFault) else error
+        own.__cause__ = error if own is not error else error.__cause__
+        future.set_exception(own)

@@ -1,0 +1,109 @@
+"""Inserting new instances, and telling the workers: many in one transaction, or single ones of one moment together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from stepwell._core.entries import NewInstance
+from stepwell._core.faults import Contention
+from stepwell._core.registry import Registry
+from stepwell._runtime.emitter import Emitter
+from stepwell._runtime.gatherer import Gatherer
+from stepwell._runtime.notifier import Notifier
+from stepwell._store import doors, instances, machines
+from stepwell._store.borrowed import borrow
+from stepwell._store.database import Database
+from stepwell._store.instances import Started
+from stepwell._store.retries import MOST_TRIES, retried
+from stepwell.config import Settings
+from stepwell.errors import Duplicate
+
+CHUNK = 5_000
+
+
+class Starting:
+    """The inserts of a client; whoever started something is answered once it is durable."""
+
+    def __init__(
+        self, database: Database, registry: Registry, notifier: Notifier, emitter: Emitter, settings: Settings
+    ) -> None:
+        self._database = database
+        self._registry = registry
+        self._notifier = notifier
+        self._emitter = emitter
+        self._settings = settings
+        self._introduced: set[tuple[str, int]] = set()  # machines that the database knows from us
+        self._singles = Gatherer(self._insert_singles)
+
+    async def start(self, entry: NewInstance, connection: object, notify: bool) -> int | Duplicate:
+        """Insert one. One with a key goes alone: it may have to wait for somebody's transaction."""
+        if connection is None and entry.key is None:
+            self._database.check_loop()
+            return await self._singles.submit((entry, notify))
+        [started] = await self.start_many([entry], connection, notify)
+        return started
+
+    async def start_many(self, entries: list[NewInstance], connection: object, notify: bool) -> list[int | Duplicate]:
+        """Insert all that are no duplicates, in one transaction, then tell the workers."""
+        if connection is not None:
+            carrier = borrow(connection)
+            await self._introduce(entries)
+            return await doors.start_many(carrier, entries, notify=notify)
+        answers: Sequence[Started | Duplicate]
+        if len(entries) <= CHUNK and all(entry.key is None for entry in entries):
+            answers = await retried(lambda: instances.start(self._database, entries))
+        else:
+            answers = await retried(lambda: self._insert_together(entries))
+        if notify:
+            self.announce([row for row in answers if isinstance(row, Started)])
+        self._emitter.started(entries, answers)
+        return [row if isinstance(row, Duplicate) else row.id for row in answers]
+
+    def announce(self, started: Sequence[Started]) -> None:
+        """Tell the workers of new rows."""
+        for queue, count in Counter(row.queue for row in started if not row.later).items():
+            self._notifier.announce_work(queue, count)
+        if any(row.later for row in started):
+            self._notifier.announce_due()
+
+    async def _insert_singles(self, singles: list[tuple[NewInstance, bool]]) -> list[int]:
+        entries = [entry for entry, _ in singles]
+        rows = await retried(lambda: instances.start(self._database, entries))
+        self.announce([row for row, (_, notify) in zip(rows, singles, strict=True) if notify])
+        self._emitter.started(entries, rows)
+        return [row.id for row in rows]
+
+    async def _introduce(self, entries: list[NewInstance]) -> None:
+        """Make machines known to the database before a start through its doors: no worker may have come yet."""
+        labels = {(entry.machine, entry.version) for entry in entries} - self._introduced
+        if labels:
+            found = [self._registry.find(name, version) for name, version in sorted(labels)]
+            await machines.introduce(self._database, [d for d in found if d is not None], self._settings.retention)
+            self._introduced |= labels
+
+    async def _insert_together(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
+        answers: dict[int, Started | Duplicate] = {}
+        pending = list(range(len(entries)))
+        if len(entries) > CHUNK:  # within a chunk the statement sorts; two batches must not cross between chunks
+            pending.sort(key=lambda i: (entries[i].tenant, entries[i].key or ""))
+        async with self._database.transaction() as session:
+            for _ in range(MOST_TRIES):
+                for first in range(0, len(pending), CHUNK):
+                    chunk = pending[first : first + CHUNK]
+                    for row in await instances.start_keyed(session, [entries[i] for i in chunk]):
+                        answers[chunk[row.position]] = row
+                pending = [i for i in pending if i not in answers]
+                if not pending:
+                    break
+                # Occupied a moment ago; who has left since then is tried once more.
+                pairs = [(entries[i].tenant, str(entries[i].key)) for i in pending]
+                occupants = await instances.find_occupants(session, pairs)
+                for position, occupant in occupants.items():
+                    answers[pending[position]] = Duplicate(str(entries[pending[position]].key), occupant)
+                pending = [i for i in pending if i not in answers]
+                if not pending:
+                    break
+            else:
+                raise Contention("keys changed hands faster than they could be taken")
+        return [answers[i] for i in range(len(entries))]
