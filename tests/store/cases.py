@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -86,13 +87,8 @@ def claim(_: Sample, size: int) -> tuple[Any, ...]:
 
 def commit(given: Sample, size: int) -> tuple[Any, ...]:
     claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
-    size = len(claims)
-    none = [None] * size
-    return (
-        [c[0] for c in claims], [c[1] for c in claims], [c[2] for c in claims], ["runnable"] * size, ["pack"] * size,
-        [1] * size, [0] * size, [NOTHING] * size, none, none, [False] * size, none, none, none, [True] * size,
-        ['{"order": 1}'] * size, none, none, [False] * size, none, none, none,
-    )  # fmt: skip
+    new = {"status": "runnable", "step": "pack", "version": 1, "stores": True, "state": {"order": 1}}
+    return (json.dumps([{"id": id_, "worker_id": worker, "fence": fence, **new} for id_, worker, fence in claims]),)
 
 
 def start(_: Sample, size: int) -> tuple[Any, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import asyncpg
 import pytest
 
-from tests.store.cases import NOTHING
 from tests.store.gate import gate_before
 
 LABELS = ["order@1"]
@@ -56,13 +56,8 @@ async def row(connection: asyncpg.Connection, id_: int) -> Any:
 
 
 def outcome(ids: tuple[int, ...], worker: int, fence: int = 1) -> tuple[Any, ...]:
-    size = len(ids)
-    none = [None] * size
-    return (
-        list(ids), [worker] * size, [fence] * size, ["runnable"] * size, ["pack"] * size, [1] * size, [0] * size,
-        [NOTHING] * size, none, none, [False] * size, none, none, none, [True] * size, ['{"new": true}'] * size,
-        none, none, [False] * size, none, none, none,
-    )  # fmt: skip
+    new = {"status": "runnable", "step": "pack", "version": 1, "stores": True, "state": {"new": True}}
+    return (json.dumps([{"id": id_, "worker_id": worker, "fence": fence, **new} for id_ in ids]),)
 
 
 async def test_a_row_claimed_anew_is_not_reaped_from_its_live_worker(

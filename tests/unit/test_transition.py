@@ -38,12 +38,13 @@ STORED = '{"count": 0}'
 
 
 def commit_of(outcome: object, claim: Claim | None = None, *, state: Any = None, **options: Any) -> Commit:
+    definition, stored = options.pop("definition", ORDER), options.pop("stored", STORED)
     return transition(
         outcome,
         claim=make_claim() if claim is None else claim,
-        definition=options.pop("definition", ORDER),
+        definition=definition,
         state=Order.State() if state is None else state,
-        stored=options.pop("stored", STORED),
+        mark=None if stored is None else definition.state.mark(definition.state.decode(stored)),
         max_payload=options.pop("max_payload", 1_000),
         **options,
     )

@@ -45,7 +45,7 @@ REGISTRY = Registry([Order, Item])
 def commit_of(outcome: object, claim: Claim | None = None, *, state: Any = None) -> Commit:
     return transition(
         outcome, claim=make_claim() if claim is None else claim, definition=REGISTRY.resolve(Order),
-        state=Order.State() if state is None else state, stored='{"count": 0}', max_payload=1_000, awaited=HANDED,
+        state=Order.State() if state is None else state, mark=b'{"count":0}', max_payload=1_000, awaited=HANDED,
         registry=REGISTRY,
     )  # fmt: skip
 

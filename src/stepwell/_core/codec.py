@@ -150,6 +150,13 @@ class StateType:
             self._record.complete(value)
         return write(value, self._place, self.field, risky=self._risky, decoder=self._verifier)
 
+    def mark(self, value: object) -> bytes | None:
+        """What tells later whether the author has changed this state; None if that can not be told."""
+        try:
+            return _ENCODER.encode(value)
+        except Exception:  # noqa: BLE001 - a serializer of the author may raise anything; `encode` says it well
+            return None
+
     def decode(self, text: str) -> Any:
         """The state in a stored text; fields its type does not have are left out."""
         return read(self._reader, text, self.field)

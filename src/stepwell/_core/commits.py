@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import timedelta
+
+import msgspec
 
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
@@ -12,8 +13,7 @@ from stepwell._core.status import Hold, Status
 NOW = timedelta(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """The new row of one claim, and the parts of its side row that change; JSON is text by now."""
 
     claim: Claim
@@ -41,6 +41,11 @@ class Commit:
     goes_on: bool = False  # the row stays the claim's, if nothing has come for it: its next step runs at once
 
     @property
+    def length(self) -> int:
+        """Characters of what is wide in it."""
+        return len(self.state or "") + len(self.result or "") + len(self.error or "")
+
+    @property
     def is_bare_next(self) -> bool:
         """Whether it only goes to another step of the same claim's instance: no delay, queue, key or signal with it."""
         return (
@@ -52,7 +57,7 @@ class Commit:
     @property
     def continues_as(self) -> Claim:
         """The claim under which the next step runs, once this is committed and goes on."""
-        return replace(
+        return msgspec.structs.replace(
             self.claim, fence=self.claim.fence + 1, version=self.version, step=self.step, attempt=0, crashes=0,
             awaits=(),
         )  # fmt: skip

@@ -20,15 +20,13 @@ class Status(StrEnum):
     @property
     def is_terminal(self) -> bool:
         """The instance has ended."""
-        return self in _TERMINAL
+        return self is Status.DONE or self is Status.FAILED or self is Status.CANCELLED
 
     @property
     def is_settled(self) -> bool:
         """Nothing happens until the world acts: ended, or parked."""
         return self is not Status.RUNNABLE and self is not Status.EXECUTING
 
-
-_TERMINAL = frozenset({Status.DONE, Status.FAILED, Status.CANCELLED})
 
 
 class Hold(StrEnum):

@@ -20,6 +20,7 @@ from stepwell.outcomes import Await, Done, Next, Retry, Spawn, StepRef, Stop, Un
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 20_000
+_OUTCOMES = (Next, Retry, Await, Spawn, Done, Stop)
 
 
 def transition(
@@ -28,23 +29,23 @@ def transition(
     claim: Claim,
     definition: Definition,
     state: Any,
-    stored: str | None,
+    mark: bytes | None,
     max_payload: int,
     error: BaseException | None = None,
     awaited: tuple[int, ...] = (),
     registry: Registry | None = None,
     keeps_state: bool = False,
 ) -> Commit:
-    """The commit of an outcome. `state` is the step's, `stored` the text it came from (None: the row has an older
-    version's), `error` what `handle` saw, `awaited` the signals it was handed. `keeps_state`: what is stored stays,
-    unless the outcome has another state."""
-    if not isinstance(outcome, Next | Retry | Await | Spawn | Done | Stop):
+    """The commit of an outcome. `state` is the step's, `mark` that of the state it was handed (None: the row has an
+    older version's), `error` what `handle` saw, `awaited` the signals it was handed. `keeps_state`: what is stored
+    stays, unless the outcome has another state."""
+    if not isinstance(outcome, _OUTCOMES):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
     if keeps_state and isinstance(given, Unset):
         text = None
     else:
-        text = _changed_state(definition, state if isinstance(given, Unset) else given, stored, max_payload)
+        text = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
     match outcome:
         case Next():
             return _next(outcome, claim, definition, text, awaited)
@@ -183,13 +184,11 @@ def failure_text(reason: str | BaseException) -> str:
     return encode_value(shown, "error")
 
 
-def _changed_state(definition: Definition, state: Any, stored: str | None, max_payload: int) -> str | None:
-    """The state as text if it differs from the stored one. A job's arguments never change."""
-    if definition.is_job:
+def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> str | None:
+    """The state as text if it differs from the one that was handed out. A job's arguments never change."""
+    if definition.is_job or (mark is not None and definition.state.mark(state) == mark):
         return None
     text = definition.state.encode(state)
-    if stored is not None and text == definition.state.encode(definition.state.decode(stored)):
-        return None
     check_size(text, "state", max_payload)
     return text
 

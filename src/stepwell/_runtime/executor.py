@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
@@ -30,6 +31,8 @@ from stepwell.errors import InvalidPayload, RefusedByDatabase, StepwellError
 T = TypeVar("T")
 
 log = logging.getLogger("stepwell")
+
+AT_ONCE = 128  # steps that begin before the loop turns to other things
 
 
 class Executor:
@@ -88,7 +91,9 @@ class Executor:
                 starters.append(claim)
             else:
                 lane.buffer.append(claim)
-            self._latest_claim = max(claim.claimed_at, self._latest_claim or claim.claimed_at)
+        if claims:
+            latest = max(claim.claimed_at for claim in claims)
+            self._latest_claim = max(latest, self._latest_claim or latest)
         if starters:  # an empty claim waits for nobody's beginning
             await self._begin(starters)
 
@@ -151,7 +156,9 @@ class Executor:
                 return
             if _probes.hooks:
                 await _probes.reach("executor.begun", ids=list(states))
-            for claim in ordinary:
+            for number, claim in enumerate(ordinary):
+                if number and number % AT_ONCE == 0:
+                    await asyncio.sleep(0)  # what was launched runs, and is committed while the others run
                 self._launch(claim, stored[claim.id])
 
     async def _load(self, claims: list[Claim], states: dict[int, Stored]) -> dict[int, Read]:
@@ -181,7 +188,13 @@ class Executor:
         if hand is None or hand.claim is not claim:
             self._end_slot(claim)  # abandoned while its beginning was noted
             return
-        hand.task = asyncio.create_task(self._run(hand, stored), name=claim.label)
+        hand.has_slot = True
+        hand.task = asyncio.get_running_loop().create_task(self._run(hand, stored), name=claim.label)
+
+    def _leave_slot(self, hand: Hand) -> None:
+        if hand.has_slot:
+            hand.has_slot = False
+            self._end_slot(hand.claim)
 
     def _end_slot(self, claim: Claim) -> None:
         """Free the slot of a step that is over, and let the next one have it."""
@@ -207,13 +220,11 @@ class Executor:
             log.warning("executor: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
 
     async def _run(self, hand: Hand, stored: Read) -> None:
-        claim = hand.claim
-        slot = _Slot(lambda: self._end_slot(claim))
         try:
             following: Read | None = stored
             steps_ahead = 0
             while following is not None:
-                following = await self._run_step(hand, following, slot, steps_ahead)
+                following = await self._run_step(hand, following, steps_ahead)
                 steps_ahead += 1
         except asyncio.CancelledError:
             if not hand.abandoned:
@@ -222,27 +233,34 @@ class Executor:
         except StepwellError as error:
             log.error("executor: %s: no outcome could be committed: %s", hand.claim.label, error)  # noqa: TRY400 - said whole
         finally:
-            slot.end()
+            self._leave_slot(hand)
             self._hands.drop(hand.claim)
 
-    async def _run_step(self, hand: Hand, stored: Read, slot: _Slot, steps_ahead: int) -> Read | None:
+    async def _run_step(self, hand: Hand, stored: Read, steps_ahead: int) -> Read | None:
         """Run one step to its commit; returns what the next one runs with if the row stays ours."""
+        claim = hand.claim
         try:
-            run = prepare(hand.claim, stored, self._surroundings)
+            run = prepare(claim, stored, self._surroundings)
         except Unfit as reason:
-            log.warning("executor: %s: put aside: %s", hand.claim.label, reason)
-            slot.end()
-            await self._submit(hand, unfit(hand.claim, str(reason)))
+            log.warning("executor: %s: put aside: %s", claim.label, reason)
+            self._leave_slot(hand)
+            await self._submit(hand, unfit(claim, str(reason)))
             return None
-        commit = await self._outcome_of(hand, run)
-        if commit is None:
-            return None
+        if run.misfit is not None:  # there is no state to run the step with
+            commit = await self._handled(hand, run, run.misfit)
+        elif run.step.transactional:
+            decided = await self._transact(hand, run)
+            if decided is None:
+                return None
+            commit = decided
+        else:
+            commit = await self._attempt(hand, run)
         if _probes.hooks:
-            await _probes.reach("executor.returned", id=hand.claim.id)
+            await _probes.reach("executor.returned", id=claim.id)
         if steps_ahead < self._run_ahead and self._may_go_on(commit):
             commit = replace(commit, goes_on=True)
-        elif not hand.claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
-            slot.end()
+        elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+            self._leave_slot(hand)
         return await self._commit(hand, run, commit)
 
     def _may_go_on(self, commit: Commit) -> bool:
@@ -272,23 +290,20 @@ class Executor:
             return None
         return Read(run.stored_after(commit))
 
-    async def _submit(self, hand: Hand, commit: Commit) -> Verdict:
+    def _submit(self, hand: Hand, commit: Commit) -> asyncio.Future[Verdict]:
         hand.submitted, hand.goes_on = True, commit.goes_on
-        return await self._flusher.submit(commit)
-
-    async def _outcome_of(self, hand: Hand, run: Run) -> Commit | None:
-        """The commit of what the step, or `handle`, returned; None if the step has committed it itself."""
-        if run.misfit is not None:  # there is no state to run the step with
-            return await self._handled(hand, run, run.misfit)
-        return await (self._transact if run.step.transactional else self._attempt)(hand, run)
+        return self._flusher.submit(commit)
 
     async def _attempt(self, hand: Hand, run: Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
-        ctx = run.context()
+        ctx, step = run.context(), run.step
         self._tally.steps += 1
         try:
-            step = run.step
-            outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
+            if step.is_async and step.timeout is None:
+                outcome = await step.function(run.definition.owner, ctx)
+            else:
+                owner = run.definition.owner
+                outcome = await self._caller.call(run.claim, step, step.function, step.is_async, owner, ctx)
             return run.commit(outcome, ctx)
         except BaseException as error:
             if hand.abandoned:
@@ -311,7 +326,7 @@ class Executor:
 
     async def _handled(self, hand: Hand, run: Run, error: BaseException) -> Commit:
         """Ask `handle`, which sees the state as it was loaded; if it fails too, so does the instance."""
-        ctx = run.context(in_handle=True)
+        ctx = run.context_of_handle()
         definition = run.definition
         try:
             how = definition.handle_is_async
@@ -342,20 +357,6 @@ async def _isolating(
     for id_ in ids:
         found |= await _isolating(load, [id_], unreadable)
     return found
-
-
-class _Slot:
-    """A slot that is given back once."""
-
-    __slots__ = ("_end",)
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end: Callable[[], None] | None = end
-
-    def end(self) -> None:
-        end, self._end = self._end, None
-        if end is not None:
-            end()
 
 
 def _clear_cancellation(error: BaseException) -> None:

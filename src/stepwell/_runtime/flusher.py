@@ -23,6 +23,8 @@ from stepwell.errors import RefusedByDatabase
 log = logging.getLogger("stepwell")
 
 LARGEST_BATCH = 1_000
+LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one batch
+AT_ONCE = 128  # answers; what goes on by them runs while the next ones wait, so that a commit never waits for all
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
@@ -40,11 +42,12 @@ class Verdict(Enum):
 class _Entry:
     """One commit on its way, and who waits for it."""
 
-    __slots__ = ("answer", "commit", "doubted", "is_resting", "patience")
+    __slots__ = ("answer", "commit", "doubted", "is_resting", "patience", "verdict")
 
     def __init__(self, commit: Commit, answer: asyncio.Future[Verdict], doubted: Commit | None) -> None:
         self.commit = commit
         self.answer = answer
+        self.verdict: Verdict | None = None  # known; who waits may not have been told yet
         self.doubted = doubted  # what may have landed: an earlier try that ended without an answer
         self.patience = FIRST_PATIENCE
         self.is_resting = False  # its row is locked by somebody else; it comes back by itself
@@ -62,7 +65,7 @@ class Flusher(Service):
         self._alone: set[asyncio.Task[None]] = set()
         self._apart = asyncio.Semaphore(MOST_APART)
         self._is_over = False
-        self.waiting = 0  # outcomes submitted and not yet durable
+        self._flying = 0  # commits that the current tick has taken
 
     def ended(self) -> None:
         """Leave nobody waiting for a flush that will not come."""
@@ -72,36 +75,59 @@ class Flusher(Service):
         for alone in self._alone:
             alone.cancel()
 
-    async def submit(self, commit: Commit, *, doubted: Commit | None = None) -> Verdict:
-        """Commit an outcome; raises RefusedByDatabase if Postgres refuses this very one.
+    @property
+    def waiting(self) -> int:
+        """Outcomes submitted and not yet durable."""
+        return len(self._pending) + self._flying
+
+    def submit(self, commit: Commit, *, doubted: Commit | None = None) -> asyncio.Future[Verdict]:
+        """Commit an outcome; the answer raises RefusedByDatabase if Postgres refuses this very one.
 
         With `doubted`, it is committed instead of that one, whose answer was lost, unless that one has landed.
         """
         if self._is_over:
             raise asyncio.CancelledError
-        entry = _Entry(commit, asyncio.get_running_loop().create_future(), doubted)
-        self.waiting += 1
-        self._pending.append(entry)
-        self.wake()
-        try:
-            return await entry.answer
-        finally:
-            self.waiting -= 1
+        answer = self._loop_of_answers.create_future()
+        self._pending.append(_Entry(commit, answer, doubted))
+        if not self._woken:
+            self.wake()
+        return answer
+
+    def start(self) -> None:
+        self._loop_of_answers = asyncio.get_running_loop()
+        super().start()
 
     async def tick(self) -> float | None:
-        batch, self._pending = self._pending[:LARGEST_BATCH], self._pending[LARGEST_BATCH:]
+        batch = self._next_batch()
         batch = self._without_keyed_spawns([entry for entry in batch if not entry.answer.cancelled()])
         if not batch:
             return 0.0 if self._pending else None
+        self._flying = len(batch)
         try:
             if _probes.hooks:
                 await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
             await self._flush(batch)
         except BaseException as error:
-            unanswered = [entry for entry in batch if not entry.answer.done() and not entry.is_resting]
+            unanswered = [
+                entry for entry in batch
+                if entry.verdict is None and not entry.is_resting and not entry.answer.done()
+            ]  # fmt: skip
             self._keep(unanswered, doubtful=isinstance(error, Outage))
             raise
+        finally:
+            self._flying = 0
         return 0.0 if self._pending else None
+
+    def _next_batch(self) -> list[_Entry]:
+        """What came first, as far as it fits into one statement."""
+        batch, text = self._pending[:LARGEST_BATCH], 0
+        for number, entry in enumerate(batch):
+            text += entry.commit.length
+            if text > LARGEST_TEXT and number:
+                batch = batch[:number]
+                break
+        self._pending = self._pending[len(batch) :]
+        return batch
 
     def _without_keyed_spawns(self, batch: list[_Entry]) -> list[_Entry]:
         """Commit spawns of keyed children apart: inserting a key may wait for a caller's open transaction."""
@@ -146,15 +172,26 @@ class Flusher(Service):
             await _probes.reach("flusher.committed", ids=[row.id for row in flushed.committed])
         rows = {row.id: row for row in flushed.committed}
         self._announcer.committed([entry.commit for entry in batch], flushed)
-        missing = []
+        answered, missing = [], []
         for entry in batch:
             row = rows.get(entry.commit.claim.id)
-            if row is not None:
-                self._answer(entry, Verdict.GOES_ON if row.status is Status.EXECUTING else Verdict.COMMITTED)
-            else:
+            if row is None:
                 missing.append(entry)
+            else:
+                entry.verdict = Verdict.GOES_ON if row.status is Status.EXECUTING else Verdict.COMMITTED
+                answered.append(entry)
+        self._tally.committed += len(answered)
+        self._tell(answered)
         if missing:
             await self._settle(missing)
+
+    def _tell(self, answered: list[_Entry]) -> None:
+        """Answer those who wait, some at a time."""
+        for entry in answered[:AT_ONCE]:
+            if not entry.answer.done():
+                entry.answer.set_result(entry.verdict or Verdict.COMMITTED)
+        if len(answered) > AT_ONCE:
+            self._loop_of_answers.call_soon(self._tell, answered[AT_ONCE:])
 
     async def _isolate(self, batch: list[_Entry], error: Refusal) -> None:
         """Halve a refused batch until the row is alone that Postgres does not take."""
@@ -205,8 +242,8 @@ class Flusher(Service):
             self._tally.stale += 1
         else:
             self._tally.committed += 1
-        if not entry.answer.done():
-            entry.answer.set_result(verdict)
+        entry.verdict = verdict
+        self._tell([entry])
 
 
 def is_ours(claim: Claim, trace: Trace | None) -> bool:

@@ -12,11 +12,12 @@ from stepwell._core.records import Claim
 class Hand:
     """One claim, the task that runs it, and how far it is."""
 
-    __slots__ = ("abandoned", "claim", "goes_on", "revoked", "submitted", "task")
+    __slots__ = ("abandoned", "claim", "goes_on", "has_slot", "revoked", "submitted", "task")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.task: asyncio.Task[None] | None = None
+        self.has_slot = False  # of its queue, from its beginning until its step has returned
         self.submitted = False  # its outcome is with the flusher
         self.goes_on = False  # and with it the row stays ours, under the next fence
         self.revoked = False  # an operator took the row away while its outcome was under way
@@ -56,7 +57,7 @@ class Hands:
         """Take a claim; None if it was given back before its answer came. An older claim of the same instance whose
         step still runs is lost, or there would be no newer one: stop it."""
         with self._arriving:
-            if self._given_back.pop(claim.id, None) == claim.fence:
+            if self._given_back and self._given_back.pop(claim.id, None) == claim.fence:
                 return None
             older = self._hands.get(claim.id)
             if older is not None and not older.submitted:
@@ -77,7 +78,8 @@ class Hands:
 
     def drop(self, claim: Claim) -> None:
         """Let go of a claim; a newer claim of the same instance stays."""
-        if self._holds(claim.id, claim.fence):
+        hand = self._hands.get(claim.id)
+        if hand is not None and hand.holds(claim.fence):
             del self._hands[claim.id]
 
     def get(self, instance_id: int) -> Hand | None:

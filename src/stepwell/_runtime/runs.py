@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from stepwell._core.codec import decode_value
 from stepwell._core.commits import Commit
@@ -19,8 +21,7 @@ class Unfit(StepwellError):
     """This code can not run that row: it waits, with the reason, for code that can."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """What was read for a claim before its step begins."""
 
     state: str
@@ -30,8 +31,7 @@ class Read:
     unreadable: InvalidPayload | None = None  # a signal, or a child's state or result, that is no JSON for Python
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What all runs of a worker share."""
 
     registry: Registry
@@ -39,15 +39,16 @@ class Surroundings:
     resources: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """The definition that runs a claim, its step, and the stored state."""
 
     claim: Claim  # of a row brought forward: at its new step
     definition: Definition
     step: Step
     loaded: str
-    stored: str | None  # the same text; None if the row has something else: an older version's state, or a misfit
+    state: Any  # what the step is handed: `loaded`, decoded
+    mark: bytes | None  # of that state, to tell whether the step has changed it
+    is_foreign: bool  # the row has something else: an older version's state, or a misfit
     inbox: tuple[Signal, ...]
     awaited: tuple[Signal, ...]
     children: tuple[Child, ...]
@@ -55,10 +56,17 @@ class Run:
     was_unchecked: bool = False
     misfit: InvalidInput | None = None  # why a state that came in by SQL is none; `handle` sees it as it came
 
-    def context(self, connection: Any = None, *, in_handle: bool = False) -> Context[Any]:
-        """A context with the state as it was loaded."""
-        claim = self.claim
+    def context(self, connection: Any = None) -> Context[Any]:
+        """What the step is handed; once, as it may change the state."""
+        return self._context(self.state, connection, in_handle=False)
+
+    def context_of_handle(self) -> Context[Any]:
+        """What `handle` is handed: the state as it was loaded, whatever the step did to its own."""
         state = self.definition.state.decode(self.loaded) if self.misfit is None else decode_value(self.loaded)
+        return self._context(state, None, in_handle=True)
+
+    def _context(self, state: Any, connection: Any, *, in_handle: bool) -> Context[Any]:
+        claim = self.claim
         return Context(
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
             step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
@@ -69,8 +77,9 @@ class Run:
     def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
         """The commit of an outcome; `error` is what `handle` saw."""
         commit = transition(
-            outcome, claim=self.claim, definition=self.definition, state=ctx.state, stored=self.stored,
-            max_payload=self.surroundings.max_payload, error=error, awaited=tuple(signal.id for signal in self.awaited),
+            outcome, claim=self.claim, definition=self.definition, state=ctx.state, mark=self.mark,
+            max_payload=self.surroundings.max_payload, error=error,
+            awaited=tuple([signal.id for signal in self.awaited]) if self.awaited else (),
             registry=self.surroundings.registry, keeps_state=self.misfit is not None,
         )  # fmt: skip
         return replace(commit, was_unchecked=True) if self.was_unchecked else commit
@@ -81,7 +90,7 @@ class Run:
 
     def failure(self, error: BaseException) -> Commit:
         """The commit that ends the instance because `handle` failed too."""
-        state = self.loaded if self.stored is None else None
+        state = self.loaded if self.is_foreign else None
         return failed(self.claim, self.definition.version, error, state=state)
 
 
@@ -90,28 +99,29 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
     if read.unreadable is not None:
         raise Unfit(f"what it was sent, or what its children left, can not be read: {read.unreadable}")
     definition = surroundings.registry.find(claim.machine, claim.version)
-    loaded = read.state
-    stored: str | None = loaded
+    loaded, is_foreign = read.state, False
     if definition is None:
         definition = surroundings.registry.successor(claim.machine, claim.version)
         if definition is None:
             raise Unfit(f"{claim.machine} version {claim.version} is not registered")
         name, loaded = _bring_forward(definition, claim, loaded)
-        claim, stored = replace(claim, step=name), None
+        claim, is_foreign = replace(claim, step=name), True
     misfit: InvalidInput | None = None
+    state: Any = None
     try:
         step = definition.step(claim.step)
-        definition.state.decode(loaded)
+        state = definition.state.decode(loaded)
     except InvalidState as error:
         if not read.unchecked:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-        misfit, stored = error, None
+        misfit, is_foreign = error, True
     except InvalidInput as error:
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-    awaited = tuple(signal for signal in read.inbox if signal.name in claim.awaits)
+    mark = None if is_foreign or definition.is_job else definition.state.mark(state)
+    awaited = tuple([signal for signal in read.inbox if signal.name in claim.awaits]) if read.inbox else ()
     return Run(
-        claim, definition, step, loaded, stored, read.inbox, awaited, read.children, surroundings, read.unchecked,
-        misfit,
+        claim, definition, step, loaded, state, mark, is_foreign, read.inbox, awaited, read.children, surroundings,
+        read.unchecked, misfit,
     )  # fmt: skip
 
 

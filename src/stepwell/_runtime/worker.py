@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from stepwell._core.faults import StoreFault
 from stepwell._core.records import Claim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from stepwell._core.codec import decode_value, encode_value
-from stepwell._core.commits import Commit
+from stepwell._core.codec import decode_value
+from stepwell._core.commits import NOW, Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
@@ -30,8 +30,7 @@ class Started(msgspec.Struct, frozen=True):
     later: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
+class Contender(msgspec.Struct, frozen=True):
     """A row of the claim's window that was not claimed."""
 
     id: int
@@ -54,8 +53,7 @@ class Claimed:
         return len(self.claims) + len(self.busy) + len(self.foreign)
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     """A row after its commit, and what to tell whom."""
 
     id: int
@@ -89,8 +87,7 @@ class Reaped:
     failure: str | None  # why it failed, if it did
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """What the row of a claim looks like now."""
 
     fence: int
@@ -205,37 +202,63 @@ async def claim(
     return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]))
 
 
+class _Outcome(msgspec.Struct, omit_defaults=True):
+    """One commit as the statement reads it; what is at its default is left out."""
+
+    id: int
+    worker_id: int
+    fence: int
+    status: Status
+    step: str
+    version: int
+    attempt: int = 0
+    delay: timedelta = NOW
+    queue: str | None = None
+    priority: int | None = None
+    switches_key: bool = False
+    concurrency_key: str | None = None
+    hold: Hold | None = None
+    hold_reason: str | None = None
+    stores: bool = False
+    state: msgspec.Raw | None = None
+    result: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+    keeps_awaits: bool = False
+    awaits: tuple[str, ...] | None = None
+    timeout: timedelta | None = None
+    spawns: int | None = None
+
+
+def _outcome(c: Commit) -> _Outcome:
+    claim = c.claim
+    return _Outcome(
+        claim.id, claim.worker_id, claim.fence, Status.EXECUTING if c.goes_on else c.status, c.step, c.version,
+        c.attempt, c.delay, c.queue, c.priority, c.switches_key, c.concurrency_key, c.hold, c.hold_reason,
+        c.stores, _raw(c.state), _raw(c.result), _raw(c.error), c.keeps_awaits, c.awaits, c.timeout,
+        None if c.children is None else len(c.children),
+    )  # fmt: skip
+
+
+def _raw(text: str | None) -> msgspec.Raw | None:
+    return None if text is None else msgspec.Raw(text)
+
+
 async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
     """Commit outcomes whose claims still hold; see flushes.py for what goes around it."""
-    rows = await db.fetch(
-        "instances/commit",
-        [c.claim.id for c in commits],
-        [c.claim.worker_id for c in commits],
-        [c.claim.fence for c in commits],
-        [Status.EXECUTING if c.goes_on else c.status for c in commits],
-        [c.step for c in commits],
-        [c.version for c in commits],
-        [c.attempt for c in commits],
-        [c.delay for c in commits],
-        [c.queue for c in commits],
-        [c.priority for c in commits],
-        [c.switches_key for c in commits],
-        [c.concurrency_key for c in commits],
-        [c.hold for c in commits],
-        [c.hold_reason for c in commits],
-        [c.stores for c in commits],
-        [c.state for c in commits],
-        [c.result for c in commits],
-        [c.error for c in commits],
-        [c.keeps_awaits for c in commits],
-        [None if c.awaits is None else encode_value(list(c.awaits), "names") for c in commits],
-        [c.timeout for c in commits],
-        [None if c.children is None else len(c.children) for c in commits],
-    )
+    rows = await db.fetch("instances/commit", encode_commits(commits))
     return [
-        Committed(id_, Status(status), queue, None if hold is None else Hold(hold), *rest)
+        Committed(id_, _STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
         for id_, status, queue, hold, *rest in rows
     ]
+
+
+def encode_commits(commits: Iterable[Commit]) -> str:
+    """What the commit statement is sent."""
+    return _ENCODER.encode([_outcome(commit) for commit in commits]).decode()
+
+
+_ENCODER = msgspec.json.Encoder()
+_STATUSES = {str(status): status for status in Status}
 
 
 async def verify(db: Queryable, ids: Sequence[int]) -> dict[int, Trace]:

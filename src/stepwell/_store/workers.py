@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from stepwell._core.codec import decode_value, encode_value
 from stepwell._store.database import Database, Queryable
 
@@ -74,8 +76,7 @@ async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, ol
     return Beat(dict(zip(carried, fences, strict=True)), dict(zip(old_ones, keys, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """A stored state; unchecked if it came in by SQL and has met no type yet."""
 
     state: str
