@@ -4,55 +4,32 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from stepwell.errors import NotTransactional
 
 StateT = TypeVar("StateT")
 
 
-class Context(Generic[StateT]):
+class Context(msgspec.Struct, Generic[StateT], kw_only=True, eq=False):
     """One run of one step. Change `state` in place, or return an outcome with `state=`."""
 
-    __slots__ = (
-        "_connection", "_in_handle", "attempt", "awaited", "children", "fence", "id", "inbox", "key", "machine",
-        "resources", "state", "step", "tenant", "version", "worker_id",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        id: int,  # noqa: A002 - the name of the API: ctx.id
-        key: str | None,
-        tenant: str,
-        machine: str,
-        version: int,
-        step: str,
-        attempt: int,
-        fence: int,
-        state: StateT,
-        worker_id: int | None = None,
-        resources: Any = None,
-        inbox: tuple[Any, ...] = (),
-        awaited: tuple[Any, ...] = (),
-        children: tuple[Any, ...] = (),
-        connection: Any = None,
-        in_handle: bool = False,
-    ) -> None:
-        self.id = id
-        self.key = key
-        self.tenant = tenant
-        self.machine = machine
-        self.version = version
-        self.step = step
-        self.attempt = attempt
-        self.fence = fence
-        self.state = state
-        self.worker_id = worker_id
-        self.resources = resources
-        self.inbox = inbox
-        self.awaited = awaited
-        self.children = children
-        self._connection = connection
-        self._in_handle = in_handle
+    id: int
+    key: str | None
+    tenant: str
+    machine: str
+    version: int
+    step: str
+    attempt: int
+    fence: int
+    state: StateT
+    worker_id: int | None = None
+    resources: Any = None
+    inbox: tuple[Any, ...] = ()
+    awaited: tuple[Any, ...] = ()
+    children: tuple[Any, ...] = ()
+    _connection: Any = None
+    _in_handle: bool = False
 
     @property
     def connection(self) -> Any:

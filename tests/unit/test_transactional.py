@@ -14,7 +14,7 @@ from stepwell.config import Settings
 def context(*, in_handle: bool = False, connection: Any = None) -> Context[None]:
     return Context(
         id=1, key=None, tenant="", machine="Order", version=1, step="ship", attempt=0, fence=1, state=None,
-        connection=connection, in_handle=in_handle,
+        _connection=connection, _in_handle=in_handle,
     )  # fmt: skip
 
 

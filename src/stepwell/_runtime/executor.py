@@ -92,7 +92,7 @@ class Executor:
             else:
                 lane.buffer.append(claim)
         if claims:
-            latest = max(claim.claimed_at for claim in claims)
+            latest = claims[-1].claimed_at
             self._latest_claim = max(latest, self._latest_claim or latest)
         if starters:  # an empty claim waits for nobody's beginning
             await self._begin(starters)

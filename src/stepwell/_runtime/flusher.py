@@ -131,12 +131,15 @@ class Flusher(Service):
 
     def _without_keyed_spawns(self, batch: list[_Entry]) -> list[_Entry]:
         """Commit spawns of keyed children apart: inserting a key may wait for a caller's open transaction."""
+        others = []
         for entry in batch:
-            if entry.commit.spawns_keys:
-                alone = asyncio.create_task(self._flush_alone(entry), name="stepwell spawn")
-                self._alone.add(alone)
-                alone.add_done_callback(self._alone.discard)
-        return [entry for entry in batch if not entry.commit.spawns_keys]
+            if entry.commit.children is None or not entry.commit.spawns_keys:
+                others.append(entry)
+                continue
+            alone = asyncio.create_task(self._flush_alone(entry), name="stepwell spawn")
+            self._alone.add(alone)
+            alone.add_done_callback(self._alone.discard)
+        return others
 
     async def _flush_alone(self, entry: _Entry) -> None:
         try:

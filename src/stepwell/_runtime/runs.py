@@ -71,7 +71,8 @@ class Run(msgspec.Struct, frozen=True):
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
             step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
             state=state, resources=self.surroundings.resources,
-            inbox=self.inbox, awaited=self.awaited, children=self.children, connection=connection, in_handle=in_handle,
+            inbox=self.inbox, awaited=self.awaited, children=self.children, _connection=connection,
+            _in_handle=in_handle,
         )  # fmt: skip
 
     def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:

@@ -190,12 +190,15 @@ async def claim(
     rows = await db.fetch("instances/claim", worker_id, queue, limit, labels, passed_over)
     claims: list[Claim] = []
     losers: dict[str, list[Contender]] = {"busy": [], "foreign": [], "missed": []}
-    for verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, at, *waits in rows:
+    claimed_at: Any = next((row["claimed_at"] for row in rows if row["claimed_at"] is not None), None)
+    for (
+        verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, _,
+        has_inbox, awaits, parent_id, round_, priority,
+    ) in rows:  # fmt: skip
         if verdict == "claimed":
-            has_inbox, awaits, parent_id, round_, priority, _ = waits
             claims.append(
                 Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, business_key, key,
-                      queue, at, has_inbox, tuple(awaits or ()), parent_id, round_, priority)
+                      queue, claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority)
             )  # fmt: skip
         else:
             losers[verdict].append(Contender(id_, f"{machine}@{version}", key))
