@@ -5,10 +5,10 @@ WORKERS ?= 4 # test processes; most tests wait for something, so there are more 
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak bench django6 check schema clean
+.PHONY: help venv demo test soak soak-steps bench growth django6 check schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP) ## Create .venv with everything for development
 
@@ -23,6 +23,12 @@ soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOA
 
 bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
 	.venv/bin/python -m benchmarks.run $(ARGS)
+
+growth: $(STAMP) ## Measure what claiming and committing 100 rows costs, whatever lies around; ARGS="held --minutes 10"
+	.venv/bin/python -m benchmarks.growth.run $(ARGS)
+
+soak-steps: $(STAMP) ## Run 5 million steps: are throughput and sizes flat? ARGS="--steps 500000" for fewer
+	.venv/bin/python -m benchmarks.soak.run $(ARGS)
 
 django6: ## Run the tests of the Django app under Django 6, on Python 3.12 or newer if there is one
 	bash .ci/django6 $(ARGS)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit, urlunsplit
 
 from benchmarks.bench import query
@@ -20,22 +21,23 @@ SHOWN = (
 
 
 @contextmanager
-def own_server() -> Iterator[str]:
-    """The URL of a server that lives as long as the block, in a temporary folder."""
+def own_server(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The URL of a server that lives as long as the block, in a temporary folder; with other settings to try them."""
     home = Path(tempfile.mkdtemp(prefix="stepwell-bench-"))
     home.chmod(0o755)  # for root the server is `nobody`, who has to pass; the cluster's own folder is private
     try:
-        with EmbeddedServer(home / "postgres", settings=DURABLE) as server:
+        with EmbeddedServer(home / "postgres", settings=DURABLE | dict(settings)) as server:
             yield server.url()
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
 @asynccontextmanager
-async def fresh_database(server: str) -> AsyncIterator[str]:
-    """The URL of an empty database, dropped after the block."""
+async def fresh_database(server: str, like: str | None = None) -> AsyncIterator[str]:
+    """The URL of an empty database, or of a copy of one that nobody is connected to; dropped after the block."""
     name = f"stepwell_bench_{secrets.token_hex(6)}"
-    await query(server, f"create database {name}")
+    template = "" if like is None else f" template {urlsplit(like).path.removeprefix('/')}"
+    await query(server, f"create database {name}{template}")
     try:
         yield urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
     finally:

@@ -1,0 +1,76 @@
+"""What one backend of the server has used: its time on a core, the buffers it touched, the time that passed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import asyncpg
+
+from stepwell._store.database import Database
+
+# Of this backend alone, and of tables and indexes only. Postgres counts it for each backend since version 18.
+BUFFERS = "select sum(hits + coalesce(reads, 0))::bigint from pg_stat_get_backend_io($1) where object = 'relation'"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something took: milliseconds on a core, milliseconds of waiting for it, buffers."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+    buffers: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.cpu + other.cpu, self.wall + other.wall, self.buffers + other.buffers)
+
+    @classmethod
+    def median(cls, costs: Sequence[Cost]) -> Cost:
+        """The median of each of the three."""
+        return cls(
+            statistics.median(cost.cpu for cost in costs),
+            statistics.median(cost.wall for cost in costs),
+            statistics.median(cost.buffers for cost in costs),
+        )
+
+
+class Meter:
+    """Looks at the one connection of a database, from another one."""
+
+    def __init__(self, database: Database, observer: asyncpg.Connection, pid: int) -> None:
+        self._database = database
+        self._observer = observer
+        self._pid = pid
+        self._times = Path(f"/proc/{pid}/schedstat")
+        self.cost = Cost()  # of the last block that was measured
+
+    @classmethod
+    async def of(cls, database: Database, observer: asyncpg.Connection) -> Meter:
+        """Of a database with one connection, that of a worker."""
+        asked = """select pid from pg_stat_activity
+                   where datname = current_database() and application_name = 'stepwell worker'"""
+        [row] = await observer.fetch(asked)
+        return cls(database, observer, row["pid"])
+
+    @asynccontextmanager
+    async def measured(self) -> AsyncIterator[None]:
+        """Measure what is done in the block, into `cost`."""
+        buffers, nanoseconds, began = await self._buffers(), self._nanoseconds(), perf_counter()
+        yield
+        wall = perf_counter() - began
+        used = self._nanoseconds() - nanoseconds
+        self.cost = Cost(used / 1e6, wall * 1e3, await self._buffers() - buffers)
+
+    def _nanoseconds(self) -> int:
+        """On a core so far, from the scheduler's own count: the clock ticks of `stat` are longer than a claim."""
+        return int(self._times.read_text().split()[0])
+
+    async def _buffers(self) -> int:
+        """A backend tells what it has counted once a second at most, unless it is asked to."""
+        async with self._database.transaction() as session:
+            await session.run("select pg_stat_force_next_flush()")
+        return int(await self._observer.fetchval(BUFFERS, self._pid) or 0)

@@ -1,0 +1,116 @@
+"""The costs as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.growth import leavings
+from benchmarks.growth.leavings import Leaving
+from benchmarks.growth.meter import Cost
+from benchmarks.growth.site import Round
+from benchmarks.report import RESULTS, machine, number, versions
+
+HEAD = (
+    "around the 100 rows", "claim, CPU ms", "commit, CPU ms", "all, CPU ms", "× empty", "buffers", "× empty", "wall ms",
+    "× empty", "at most", "met",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One scenario: the median round beside that of its empty case."""
+
+    name: str
+    label: str
+    alone: Round
+    around: Round
+    most: float | None
+
+    @property
+    def cpu(self) -> float:
+        """How many times as much of a core."""
+        return self.around.all.cpu / self.alone.all.cpu
+
+    @property
+    def buffers(self) -> float:
+        return self.around.all.buffers / self.alone.all.buffers
+
+    @property
+    def wall(self) -> float:
+        return self.around.all.wall / self.alone.all.wall
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether neither the core nor the buffers are above what is allowed; None if nothing is said."""
+        return None if self.most is None else max(self.cpu, self.buffers) <= self.most
+
+
+def median(rounds: Sequence[Round]) -> Round:
+    """The median of each part."""
+    return Round(
+        Cost.median([found.claim for found in rounds]), Cost.median([found.begin for found in rounds]),
+        Cost.median([found.commit for found in rounds]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All figures of a run, and where they were taken."""
+
+    began: datetime
+    command: str
+    seconds: float
+    server: Mapping[str, str]
+    figures: Sequence[Figure]
+    leavings: Sequence[Leaving] = ()
+
+    def table(self) -> str:
+        shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
+        server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
+        where = (
+            f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`\n{machine()}; {shown}\n"
+            f"PostgreSQL {self.server.get('server_version')}: {server}"
+        )
+        rows = [f"| {' | '.join(HEAD)} |", "|---|" + "--:|" * (len(HEAD) - 2) + "---|"]
+        rows += [f"| {' | '.join(cells(figure))} |" for figure in self.figures]
+        if self.leavings:
+            rows += ["", f"| {' | '.join(leavings.HEAD)} |", "|---|--:|--:|--:|"]
+            rows += [f"| {' | '.join(leaving.cells())} |" for leaving in self.leavings]
+        return "\n".join((where, "", *rows, ""))
+
+    def write(self, folder: Path = RESULTS) -> Path:
+        """Write the JSON file; returns where."""
+        folder.mkdir(exist_ok=True)
+        path = folder / f"growth-{self.began:%Y-%m-%dT%H%M%S}.json"
+        path.write_text(json.dumps(self._plain(), indent=2, ensure_ascii=False) + "\n", "utf-8")
+        return path
+
+    def _plain(self) -> dict[str, Any]:
+        ratios = [
+            asdict(figure) | {"ratios": {"cpu": figure.cpu, "buffers": figure.buffers, "wall": figure.wall},
+                              "is_met": figure.is_met}
+            for figure in self.figures
+        ]  # fmt: skip
+        return {
+            "date": self.began.isoformat(timespec="seconds"), "command": self.command,
+            "seconds": round(self.seconds, 1), "machine": machine(), "versions": versions(),
+            "server": dict(self.server), "figures": ratios,
+            "leavings": [asdict(leaving) for leaving in self.leavings],
+        }  # fmt: skip
+
+
+def cells(figure: Figure) -> tuple[str, ...]:
+    """The row of one figure."""
+    found = figure.around
+    return (
+        figure.label,
+        *(number(cost.cpu) for cost in (found.claim, found.commit, found.all)), f"{figure.cpu:.2f}",
+        f"{found.all.buffers:,.0f}", f"{figure.buffers:.2f}", number(found.all.wall), f"{figure.wall:.2f}",
+        "" if figure.most is None else f"{figure.most:g} ×",
+        {None: "", True: "yes", False: "**no**"}[figure.is_met],
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""`make growth`: each scenario beside an empty database, round by round; then a table, and a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from time import perf_counter
+
+from benchmarks import server
+from benchmarks.bench import query
+from benchmarks.growth import scenarios
+from benchmarks.growth.leavings import Leaving, leavings
+from benchmarks.growth.report import Figure, Report, cells, median
+from benchmarks.growth.scenarios import Scenario, Sizes
+from benchmarks.growth.site import BATCH, Round, Site, opened
+from benchmarks.loop import run
+from stepwell import Engine
+
+FEWER = 2  # rounds of turns, each of which is long
+NORMAL = Sizes(rounds=25, warm_ups=5, turns=BATCH)
+QUICK = Sizes(rounds=1, warm_ups=1, turns=3, divisor=1_000)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    logging.getLogger("stepwell").setLevel(logging.ERROR)
+    with ExitStack() as stack:
+        url = options.url
+        if url is None:
+            say("starting a Postgres of our own")
+            url = stack.enter_context(server.own_server())
+        run(Growth(url, options).run())
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make growth", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"some of: {', '.join(scenarios.ALL)}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    parser.add_argument("--minutes", type=float, default=0.0, help="how long a transaction is held open, steps running")
+    parser.add_argument("--url", help="a Postgres 18 to use instead of one of our own, on this machine")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.scenarios) - set(scenarios.ALL):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(scenarios.ALL)}")
+    return options
+
+
+class Growth:
+    """One run over the chosen scenarios."""
+
+    def __init__(self, url: str, options: argparse.Namespace) -> None:
+        self._url = url
+        self._options = options
+        self._sizes = replace(QUICK if options.quick else NORMAL, minutes=options.minutes)
+        self._template = ""  # a migrated database without rows
+        self._began = perf_counter()
+
+    async def run(self) -> None:
+        async with server.fresh_database(self._url) as template:
+            await Engine(template).migrate()
+            self._template = template
+            await self._run()
+
+    async def _run(self) -> None:
+        began = datetime.now(UTC)
+        figures = []
+        for name in self._options.scenarios or scenarios.ALL:
+            figure = await self._measure(scenarios.ALL[name])
+            say(f"{self._clock()} {' | '.join(cells(figure))}")
+            figures.append(figure)
+        left = await self._leavings() if not self._options.scenarios else []
+        given = " ".join(sys.argv[1:])
+        report = Report(
+            began, f'make growth ARGS="{given}"' if given else "make growth", perf_counter() - self._began,
+            await server.settings(self._url), figures, left,
+        )  # fmt: skip
+        sys.stdout.write("\n" + report.table())
+        if not self._options.quick:
+            say(f"written to {report.write()}")
+
+    async def _measure(self, scenario: Scenario) -> Figure:
+        async with AsyncExitStack() as stack:
+            alone, around = [await self._site(stack) for _ in range(2)]
+            if scenario.holds:
+                await stack.enter_async_context(scenarios.held_open(around.url))
+            await scenario.alone(alone, self._sizes)
+            await scenario.around(around, self._sizes)
+            say(f"{self._clock()} {scenario.name}: filled")
+            if not self._options.quick:
+                await query(self._url, "checkpoint")
+            # By turns, so that what else the machine does meets both.
+            number = self._sizes.warm_ups + -(-self._sizes.rounds // (FEWER if scenario.is_turns else 1))
+            rounds = [(await self._once(scenario, alone), await self._once(scenario, around)) for _ in range(number)]
+        measured = rounds[self._sizes.warm_ups :]
+        return Figure(
+            scenario.name, scenario.label, median([pair[0] for pair in measured]),
+            median([pair[1] for pair in measured]), scenario.most,
+        )  # fmt: skip
+
+    async def _once(self, scenario: Scenario, site: Site) -> Round:
+        return await (site.turns(self._sizes.turns) if scenario.is_turns else site.round())
+
+    async def _leavings(self) -> list[Leaving]:
+        async with AsyncExitStack() as stack:
+            return await leavings(lambda: self._site(stack), self._sizes.rows(20_000))
+
+    async def _site(self, stack: AsyncExitStack) -> Site:
+        url = await stack.enter_async_context(server.fresh_database(self._url, self._template))
+        return await stack.enter_async_context(opened(url))
+
+    def _clock(self) -> str:
+        minutes, seconds = divmod(round(perf_counter() - self._began), 60)
+        return f"[{minutes}:{seconds:02}]"
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What lies around the 100 rows, by name: each fills one database, and another one with as little as its work needs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import asyncpg
+
+from benchmarks.growth.fills import Kind, fill
+from benchmarks.growth.site import BATCH, LABELS, MACHINE, QUEUE, STEP, Site
+from stepwell import Context, Done, Engine, Machine, step
+from stepwell._core.commits import Commit
+from stepwell._core.entries import NewInstance
+from stepwell._core.status import Status
+from stepwell._store import flushes, instances
+
+MOST = 1.3  # times the empty case
+SHIFT = 5_000  # rows worked between two looks at the clock
+
+
+@dataclass
+class Nothing:
+    """No state to speak of."""
+
+
+class Order(Machine, name=MACHINE, initial=STEP, state=Nothing):
+    """What the rows are instances of; no worker runs it, its rows are claimed and committed by hand."""
+
+    @step
+    async def ship(self, ctx: Context[Nothing]) -> Done:
+        return Done()
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large this run is."""
+
+    rounds: int  # measured
+    warm_ups: int
+    turns: int  # of a key in one round
+    divisor: int = 1  # of all that lies around
+    minutes: float = 0.0  # that a transaction is held open; 0: for so many steps instead
+
+    @property
+    def supply(self) -> int:
+        """Rows that the rounds need."""
+        return (self.rounds + self.warm_ups) * BATCH
+
+    def rows(self, normal: int) -> int:
+        return max(normal // self.divisor, 1)
+
+
+Fill = Callable[[Site, Sizes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A surrounding: what is filled in, against what, and how much dearer it may make the rows."""
+
+    name: str
+    label: str
+    around: Fill
+    alone: Fill
+    most: float | None = MOST
+    is_turns: bool = False  # one row at a time
+    holds: bool = False  # while a transaction is held open
+
+
+async def supply(site: Site, sizes: Sizes) -> None:
+    """Nothing but the rows of the rounds."""
+    await fill(site.url, Kind(), sizes.supply)
+    await site.vacuum()
+
+
+def beside(kind: Kind, rows: int) -> Fill:
+    """Rows of another kind, most of them written before those of the rounds."""
+
+    async def around(site: Site, sizes: Sizes) -> None:
+        await fill(site.url, kind, sizes.rows(rows))
+        await fill(site.url, Kind(), sizes.supply)
+        await site.vacuum()
+
+    return around
+
+
+async def start_many(site: Site, number: int) -> None:
+    """Through the engine's door; nobody has vacuumed or analyzed since."""
+    engine = Engine(site.url, machines=[Order])
+    async with engine:
+        await engine.start_many([Order.child({})] * number)
+
+
+async def spawn(site: Site, parents: int, children: int) -> None:
+    """Parents whose commits bring their children, in the worker's own way; each in a transaction of its own."""
+    await fill(site.url, Kind(), parents)
+    child = NewInstance(
+        machine=MACHINE, version=1, step=STEP, queue=QUEUE, priority=0, delay=None, at=None, tenant="",
+        concurrency_key=None, state="{}",
+    )  # fmt: skip
+    claimed = await instances.claim(site.database, site.worker, QUEUE, parents, LABELS)
+    for claim in claimed.claims:
+        spawned = Commit(
+            claim=claim, status=Status.AWAITING_CHILDREN, step=STEP, version=1, attempt=0, children=(child,) * children
+        )
+        await flushes.flush(site.database, [spawned])
+
+
+async def executing(site: Site, sizes: Sizes) -> None:
+    """Another worker's claims."""
+    await beside(Kind("executing", worker=str(site.worker + 1)), 2_000)(site, sizes)
+
+
+async def behind_key(site: Site, rows: int) -> None:
+    """A line behind one key, whose first may go."""
+    hot = Kind(key="'hot'")
+    await fill(site.url, hot, 1)
+    await fill(site.url, replace(hot, hold="'key'"), rows)
+    await site.vacuum()
+
+
+async def worked(site: Site, sizes: Sizes) -> None:
+    """Steps done since the last vacuum: each has left dead entries in the indexes."""
+    rows = sizes.rows(100_000)
+    await fill(site.url, Kind(), rows + sizes.supply)
+    await site.vacuum()
+    await site.work(rows)
+
+
+async def worked_for(site: Site, sizes: Sizes) -> None:
+    """The same; if minutes are given, for so long."""
+    if not sizes.minutes:
+        await worked(site, sizes)
+        return
+    over = perf_counter() + sizes.minutes * 60
+    while perf_counter() < over:
+        await fill(site.url, Kind(), SHIFT)
+        await site.work(SHIFT)
+    await fill(site.url, Kind(), sizes.supply)
+
+
+@asynccontextmanager
+async def held_open(url: str) -> AsyncIterator[None]:
+    """A transaction somewhere in the same database that has taken its snapshot, and stays."""
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction(isolation="repeatable_read")
+    await transaction.start()
+    try:
+        await connection.fetchval("select count(*) from stepwell.machines")
+        yield
+    finally:
+        await transaction.rollback()
+        await connection.close()
+
+
+HOT = Kind(hold="'key'", priority=-9, key="'hot'")
+ALL = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("start_many", "`start_many` of 100,000, just inserted, not analyzed",
+                 lambda site, sizes: start_many(site, sizes.rows(100_000) + sizes.supply),
+                 lambda site, sizes: start_many(site, sizes.supply)),
+        Scenario("spawn", "a spawn of 10,000: its children, against those of spawns of 100",
+                 lambda site, sizes: spawn(site, 1, sizes.rows(10_000) + sizes.supply),
+                 lambda site, sizes: spawn(site, sizes.supply // BATCH, BATCH)),
+        Scenario("behind_key", "100,000 behind one busy key, at an urgent priority", beside(HOT, 100_000), supply),
+        Scenario("key_turns", "100 turns of that key itself, against a short line",
+                 lambda site, sizes: behind_key(site, sizes.rows(100_000) + sizes.supply),
+                 lambda site, sizes: behind_key(site, sizes.supply), is_turns=True),
+        Scenario("future", "300,000 future at an urgent priority",
+                 beside(Kind(hold="'due'", priority=-9, due="n * interval '1 day'"), 300_000), supply),
+        Scenario("runnable", "1 million runnable", beside(Kind(), 1_000_000), supply),
+        Scenario("parked", "1 million parked", beside(Kind("awaiting_signal", awaits="'{paid}'"), 1_000_000), supply),
+        Scenario("executing", "2,000 executing", executing, supply),
+        Scenario("terminal", "5 million ended", beside(Kind("done"), 5_000_000), supply),
+        Scenario("worked", "100,000 steps since the last vacuum", worked, supply),
+        Scenario("held", "the same while a transaction is held open", worked_for, supply, None, holds=True),
+    )
+}  # fmt: skip

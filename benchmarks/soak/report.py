@@ -1,0 +1,87 @@
+"""A soak as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.report import RESULTS, machine, number, versions
+from benchmarks.soak.samples import MOST, Change, Part, Sample, changes, parts
+
+MEGABYTE = 1_000_000
+SMALL = 1 * MEGABYTE  # below this, a size is a matter of pages
+HEAD = ("steps", "steps/s", "WAL B/step", "HOT", "dead", "vacuums", "oldest ended, s", "tables, MB", "indexes, MB")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All samples of a soak, where they were taken, and what the indexes are when they are made anew."""
+
+    began: datetime
+    command: str
+    workload: str
+    seconds: float
+    server: Mapping[str, str]
+    samples: Sequence[Sample]
+    rebuilt: Mapping[str, int]  # bytes
+
+    def table(self) -> str:
+        shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
+        server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
+        found = parts(self.samples)
+        lines = [
+            f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`: {self.workload}",
+            f"{machine()}; {shown}", f"PostgreSQL {self.server.get('server_version')}: {server}", "",
+            f"| {' | '.join(HEAD)} |", "|" + "--:|" * len(HEAD), *(f"| {' | '.join(cells(part))} |" for part in found),
+            "", "| | second part | last part | last / second | flat | at the end | made anew |",
+            "|---|--:|--:|--:|---|--:|--:|", *(self._change(change) for change in changes(found)), "",
+            self.verdict(), "",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+    def _change(self, change: Change) -> str:
+        is_size = change.name in self.samples[-1].sizes
+        second, last = ((value / MEGABYTE if is_size else value) for value in (change.second, change.last))
+        end = number(self.samples[-1].sizes[change.name] / MEGABYTE) if is_size else ""
+        anew = number(self.rebuilt[change.name] / MEGABYTE) if change.name in self.rebuilt else ""
+        flat = "yes" if change.is_flat else "small" if is_small(change) else "**no**"
+        title = f"`{change.name}`, MB" if is_size else change.name
+        return f"| {title} | {number(second)} | {number(last)} | {change.ratio:.2f} | {flat} | {end} | {anew} |"
+
+    def verdict(self) -> str:
+        bent = [c.name for c in changes(parts(self.samples)) if not (c.is_flat or is_small(c))]
+        if bent:
+            return f"Not flat, by more than {MOST:.0%}: {', '.join(bent)}."
+        return f"Flat: throughput, tables and indexes of the last part are within {MOST:.0%} of the second."
+
+    def write(self, folder: Path = RESULTS) -> Path:
+        """Write the JSON file; returns where."""
+        folder.mkdir(exist_ok=True)
+        path = folder / f"soak-{self.began:%Y-%m-%dT%H%M%S}.json"
+        plain = {
+            "date": self.began.isoformat(timespec="seconds"), "command": self.command, "workload": self.workload,
+            "seconds": round(self.seconds, 1), "machine": machine(), "versions": versions(),
+            "server": dict(self.server), "verdict": self.verdict(), "rebuilt": dict(self.rebuilt),
+            "parts": [asdict(part) for part in parts(self.samples)],
+            "samples": [asdict(sample) for sample in self.samples],
+        }  # fmt: skip
+        path.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        return path
+
+
+def is_small(change: Change) -> bool:
+    """A few pages more or less of something that has only a few."""
+    return change.name != "steps/s" and max(change.second, change.last) < SMALL
+
+
+def cells(part: Part) -> tuple[str, ...]:
+    """The row of one part."""
+    tables = sum(size for name, size in part.sizes.items() if name in {"instances", "instance_data"})
+    indexes = sum(part.sizes.values()) - tables
+    return (
+        f"{part.steps:,}", number(part.rate), number(part.wal), f"{part.hot:.2f}", f"{part.dead:.0%}",
+        str(part.vacuums), number(part.oldest), number(tables / MEGABYTE), number(indexes / MEGABYTE),
+    )  # fmt: skip
