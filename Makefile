@@ -5,10 +5,10 @@ WORKERS ?= 4 # test processes; most tests wait for something, so there are more 
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak soak-steps bench growth django6 check schema clean
+.PHONY: help venv demo test soak soak-steps bench bench-peers growth django6 check schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP) ## Create .venv with everything for development
 
@@ -23,6 +23,9 @@ soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOA
 
 bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
 	.venv/bin/python -m benchmarks.run $(ARGS)
+
+bench-peers: $(STAMP) ## Measure beside others, installed from PyPI; ARGS="dbos absurd" to choose, --quick, --try
+	.venv/bin/python -m benchmarks.peers $(ARGS)
 
 growth: $(STAMP) ## Measure what claiming and committing 100 rows costs, whatever lies around; ARGS="held --minutes 10"
 	.venv/bin/python -m benchmarks.growth.run $(ARGS)
@@ -42,7 +45,7 @@ schema: ## Say how schema.sql is made again after a migration was added
 	@echo '.venv/bin/python -m tests.support.dump_schema > src/stepwell/_store/schema.sql'
 
 clean: ## Remove the virtualenv, caches and what was built
-	rm -rf .venv .venv-django6 .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-django6 benchmarks/peers/.venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml

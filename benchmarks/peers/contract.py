@@ -1,0 +1,125 @@
+"""What a system is to the harness, and what its process prints.
+
+A file in `systems` subclasses `System` and ends with `timing.main(Its)`. The harness runs it as
+`python -m benchmarks.peers.systems.<name> URL WORKLOAD [--quick] [knob=value …]` with that system's Python, on an empty
+database, and reads JSON lines from its standard output (`say`):
+
+    {"settings": "…", "versions": {…}}       first, always
+    {"values": {"rate": 1234.5}, "note": …}  what was measured; the note is a footnote, if there is one
+    {"missing": "why"}                       instead of it: the system has no such thing
+    {"ready": true}                          of `idle`: look now; it ends with its standard input
+
+All clocks are in `timing`, the same for everybody; a system only starts, works and tells when a step begins. Both
+modules run in every environment: they need nothing but the standard library and the system's own driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from time import perf_counter
+from typing import Any, ClassVar
+
+from benchmarks.peers.driver import Asker
+
+LOOK_EVERY = 0.002  # seconds between two looks at how many steps have begun
+ASK_EVERY = 0.005  # seconds between two looks into the tables, once all have begun
+
+
+class Missing(Exception):
+    """The system has no such thing; says why."""
+
+
+class System:
+    """One system under measurement, client and one worker in this process."""
+
+    packages: ClassVar[tuple[str, ...]]  # whose versions are shown
+    settings: ClassVar[str]  # in words, for the reader; {knob} is its value
+    knobs: ClassVar[Mapping[str, float]] = {}  # what can be tried otherwise from the command line
+    default_poll: ClassVar[float | None] = None  # seconds, of a system that only polls; its knob is "poll"
+    scale: ClassVar[float] = 1.0  # of all sizes: a slow system gets less to do, so that a repetition takes seconds
+    notes: ClassVar[Mapping[str, str]] = {}  # footnotes, by workload
+    left: ClassVar[str]  # SQL: how many rows are not finished yet
+
+    def __init__(self, url: str, workload: str, knobs: Mapping[str, float]) -> None:
+        self.url = url
+        self.workload = workload
+        self.knob = {**self.knobs, **knobs}
+        self.begun: list[float] = []  # when each step began; a list, because some begin in threads
+        self.times: dict[int, float] = {}  # the same, of numbered ones
+        self.asker = Asker(url)
+
+    def note(self, number: int = -1) -> None:
+        """Every measured step calls it when it begins."""
+        now = perf_counter()
+        self.begun.append(now)
+        self.times[number] = now
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the workload leaves it idle most of the time: one worker is enough then, if it can have several."""
+        return self.workload.endswith(("idle", "latency"))
+
+    # What a file in `systems` fills in.
+
+    async def open(self) -> None:
+        """Install the schema in the empty database, and be ready to start things."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End what `open` began."""
+
+    def working(self) -> AbstractAsyncContextManager[Any]:
+        """One worker in this process, for as long as the block."""
+        raise NotImplementedError
+
+    async def start(self, number: int) -> None:
+        """Start something of one step, durably; its step notes the number."""
+        raise NotImplementedError
+
+    async def start_many(self, number: int) -> None:
+        """Start so many of one step, in the fastest way there is."""
+        raise NotImplementedError
+
+    async def start_chains(self, number: int) -> None:
+        """Start so many of three steps, each durable before the next begins."""
+        raise NotImplementedError
+
+    async def start_families(self, parents: int, children: int) -> None:
+        """Start parents that start children and end after them. Only the children note."""
+        raise Missing("no join of children")
+
+    async def park(self, number: int) -> None:
+        """Start so many that wait for a signal, and return when all wait. What they do after it notes."""
+        raise Missing("no signals to something that waits")
+
+    async def wake(self) -> None:
+        """Signal all that wait."""
+        raise NotImplementedError
+
+    # What is the same for all.
+
+    async def settle(self) -> None:
+        """Let the server write down what the preparation left, so that the measured part does not pay for it."""
+        await self.asker.ask("vacuum analyze")
+        await self.asker.ask("checkpoint")
+
+    async def finish(self, steps: int) -> None:
+        """Wait until so many steps have begun, and everything is finished in the tables."""
+        while len(self.begun) < steps:  # noqa: ASYNC110 - steps may begin in threads, which tell nobody
+            await asyncio.sleep(LOOK_EVERY)
+        await self.until_none(self.left)
+
+    async def until_none(self, sql: str) -> None:
+        """Wait until a count is zero."""
+        while await self.asker.ask(sql):  # noqa: ASYNC110 - a table tells nobody
+            await asyncio.sleep(ASK_EVERY)
+
+
+def say(**facts: Any) -> None:
+    """A line of the answer."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()

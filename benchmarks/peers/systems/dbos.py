@@ -1,0 +1,149 @@
+"""DBOS: functions with checkpointed steps; its queues poll."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dbos import DBOS, DBOSClient, DBOSConfig, SendMessage
+
+from benchmarks.peers.contract import System
+from benchmarks.peers.timing import TASKS, main
+
+QUEUE = "benchmark"
+PATIENCE = 300.0  # seconds that something parked waits at most
+
+
+class Dbos(System):
+    """DBOS over SQLAlchemy and psycopg, workflows and steps as coroutines or in threads."""
+
+    packages = ("dbos", "SQLAlchemy", "psycopg")
+    settings = (
+        "psycopg (binary) under SQLAlchemy, a pool of {pool} connections; one queue with `worker_concurrency` "
+        "{concurrency} and `polling_interval_sec` {poll} (its default is 1); workflows and steps are coroutines "
+        "(threads {threads}); a DBOSClient starts them"
+    )
+    knobs = {"pool": 20, "concurrency": 500, "poll": 0.01, "threads": 0}  # noqa: RUF012 - the base class says what it is
+    default_poll = 1.0
+    scale = 0.1
+    notes = {  # noqa: RUF012 - the same
+        "start_many": "it has no bulk start: single enqueues in one transaction",
+        "families": "children are started directly in the process, not through the queue",
+        "parked": "one message each, by `send_bulk`",
+    }
+    left = "select count(*) from dbos.workflow_status where status <> 'SUCCESS'"
+
+    async def open(self) -> None:
+        await asyncio.to_thread(DBOS.migrate, self.url)
+        self.client = await asyncio.to_thread(
+            DBOSClient, system_database_url=self.url, system_database_pool_size=TASKS, application_name=QUEUE
+        )
+        await asyncio.to_thread(
+            self.client.register_queue, QUEUE, worker_concurrency=int(self.knob["concurrency"]),
+            polling_interval_sec=self.knob["poll"],
+        )  # fmt: skip
+        self.waiting: list[str] = []
+        self.register_in_threads() if self.knob["threads"] else self.register()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.client.destroy)
+
+    def register(self) -> None:
+        @DBOS.step(name="step")
+        async def step() -> None:
+            self.note()
+
+        @DBOS.workflow(name="once")
+        async def once(number: int) -> None:
+            self.note(number)
+
+        @DBOS.workflow(name="chain")
+        async def chain() -> None:
+            for _ in range(3):
+                await step()
+
+        @DBOS.workflow(name="family")
+        async def family(children: int) -> None:
+            started = [await DBOS.start_workflow_async(once, -1) for _ in range(children)]
+            for child in started:
+                await child.get_result()
+
+        @DBOS.workflow(name="parked")
+        async def parked() -> None:
+            self.waiting.append(str(DBOS.workflow_id))
+            await DBOS.recv_async("go", PATIENCE)
+            self.note()
+
+    def register_in_threads(self) -> None:
+        @DBOS.step(name="step")
+        def step() -> None:
+            self.note()
+
+        @DBOS.workflow(name="once")
+        def once(number: int) -> None:
+            self.note(number)
+
+        @DBOS.workflow(name="chain")
+        def chain() -> None:
+            for _ in range(3):
+                step()
+
+        @DBOS.workflow(name="family")
+        def family(children: int) -> None:
+            for child in [DBOS.start_workflow(once, -1) for _ in range(children)]:
+                child.get_result()
+
+        @DBOS.workflow(name="parked")
+        def parked() -> None:
+            self.waiting.append(str(DBOS.workflow_id))
+            DBOS.recv("go", PATIENCE)
+            self.note()
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        config: DBOSConfig = {
+            "name": QUEUE, "system_database_url": self.url, "sys_db_pool_size": int(self.knob["pool"]),
+            "log_level": "ERROR",
+        }  # fmt: skip
+        DBOS(config=config)
+        await asyncio.to_thread(DBOS.launch)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(DBOS.destroy)
+
+    async def start(self, number: int) -> None:
+        await self.client.enqueue_async({"workflow_name": "once", "queue_name": QUEUE}, number)
+
+    async def start_many(self, number: int) -> None:
+        await self._enqueue("once", number, -1)
+
+    async def start_chains(self, number: int) -> None:
+        await self._enqueue("chain", number)
+
+    async def start_families(self, parents: int, children: int) -> None:
+        await self._enqueue("family", parents, children)
+
+    async def park(self, number: int) -> None:
+        await self._enqueue("parked", number)
+        while len(self.waiting) < number:  # noqa: ASYNC110 - some append in threads, which tell nobody
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # the last have said that they will wait, and do so now
+
+    async def wake(self) -> None:
+        await self.client.send_bulk_async([SendMessage(waiting, "go", "go") for waiting in self.waiting])
+
+    async def _enqueue(self, name: str, number: int, *arguments: int) -> None:
+        def enqueue_all() -> None:
+            with self.client._sys_db.engine.begin() as connection:  # noqa: SLF001 - any engine on its database would do
+                for _ in range(number):
+                    self.client.enqueue_in_transaction(
+                        connection, {"workflow_name": name, "queue_name": QUEUE}, *arguments
+                    )
+
+        await asyncio.to_thread(enqueue_all)
+
+
+if __name__ == "__main__":
+    main(Dbos)

@@ -1,0 +1,89 @@
+"""pgqueuer: a job queue; jobs are dequeued and finished in batches, and deleted when they are done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import cycle
+
+import asyncpg
+from pgqueuer import PgQueuer
+from pgqueuer.db import AsyncpgDriver
+from pgqueuer.models import Job
+from pgqueuer.queries import Queries
+
+from benchmarks.peers.contract import System
+from benchmarks.peers.timing import main
+
+CHUNK = 5_000
+
+
+class PgQueuerSystem(System):
+    """pgqueuer over asyncpg."""
+
+    packages = ("pgqueuer", "asyncpg", "uvloop")
+    settings = (
+        "asyncpg, a pool of {connections} connections for the worker, {clients} for the client; "
+        "`batch_size` {batch}, no limit of concurrency; durability as installed (all tables logged)"
+    )
+    knobs = {"batch": 1_000, "connections": 5, "clients": 10}  # noqa: RUF012 - the base class says what it is
+    notes = {"three_steps": "a chain of three jobs, each enqueued by the one before"}  # noqa: RUF012 - the same
+    left = "select count(*) from pgqueuer"
+
+    async def open(self) -> None:
+        self.connections = [await asyncpg.connect(self.url) for _ in range(int(self.knob["clients"]))]
+        self.clients = cycle([Queries(AsyncpgDriver(connection)) for connection in self.connections])
+        await self.queries.install()
+
+    async def close(self) -> None:
+        for connection in self.connections:
+            await connection.close()
+
+    @property
+    def queries(self) -> Queries:
+        """The next of the client's connections; a pool would reset them after every use."""
+        return next(self.clients)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        connections = int(self.knob["connections"])
+        async with asyncpg.create_pool(self.url, min_size=connections, max_size=connections) as pool:
+            worker = PgQueuer.from_asyncpg_pool(pool)
+            self.register(worker)
+            running = asyncio.create_task(worker.run(batch_size=int(self.knob["batch"])))
+            try:
+                yield
+            finally:
+                worker.shutdown.set()
+                await running
+
+    def register(self, worker: PgQueuer) -> None:
+        @worker.entrypoint("once")
+        async def once(job: Job) -> None:
+            self.note(int(job.payload or b"-1"))
+
+        @worker.entrypoint("chain")
+        async def chain(job: Job) -> None:
+            self.note()
+            left = int(job.payload or b"1")
+            if left > 1:
+                await self.queries.enqueue("chain", b"%d" % (left - 1))
+
+    async def start(self, number: int) -> None:
+        await self.queries.enqueue("once", b"%d" % number)
+
+    async def start_many(self, number: int) -> None:
+        await self._enqueue("once", b"-1", number)
+
+    async def start_chains(self, number: int) -> None:
+        await self._enqueue("chain", b"3", number)
+
+    async def _enqueue(self, name: str, payload: bytes, number: int) -> None:
+        for first in range(0, number, CHUNK):
+            some = min(CHUNK, number - first)
+            await self.queries.enqueue([name] * some, [payload] * some, [0] * some)
+
+
+if __name__ == "__main__":
+    main(PgQueuerSystem)

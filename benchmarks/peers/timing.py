@@ -1,0 +1,166 @@
+"""The workloads and their clocks, the same for every system: the part of the harness that runs in its process.
+
+A rate counts from the moment the first step began to the moment the last one is finished in the tables, so that neither
+the start of a worker nor what it keeps in memory counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from time import perf_counter
+
+from benchmarks.peers.contract import Missing, System, say
+
+TASKS = 10
+WARM = 20
+PAUSE = (0.03, 0.07)  # seconds between two starts of an idle system, at random: nobody's polls fall in with it
+SAMPLES = 120
+PARENTS, CHILDREN, PARKED = 20, 100, 500
+MILLISECONDS = 1_000
+
+Sizes = Callable[[int], int]
+Values = dict[str, float]
+
+
+async def drain(system: System, size: Sizes) -> Values:
+    number = size(10_000)
+    await system.start_many(number)
+    return {"rate": await _work_off(system, number)}
+
+
+async def three_steps(system: System, size: Sizes) -> Values:
+    number = size(3_000)
+    await system.start_chains(number)
+    return {"rate": await _work_off(system, 3 * number)}
+
+
+async def start(system: System, size: Sizes) -> Values:
+    each = size(3_000) // TASKS
+
+    async def start_some(number: int) -> None:
+        for _ in range(number):
+            await system.start(0)
+
+    await asyncio.gather(*(start_some(2) for _ in range(TASKS)))  # the pools have their connections then
+    await system.settle()
+    began = perf_counter()
+    await asyncio.gather(*(start_some(each) for _ in range(TASKS)))
+    return {"rate": each * TASKS / (perf_counter() - began)}
+
+
+async def start_many(system: System, size: Sizes) -> Values:
+    number = size(20_000)
+    await system.start_many(TASKS)
+    await system.settle()
+    began = perf_counter()
+    await system.start_many(number)
+    return {"rate": number / (perf_counter() - began)}
+
+
+async def latency(system: System, size: Sizes) -> Values:
+    """From the return of `start` to the begin of the step, at random moments of an idle system."""
+    started: dict[int, float] = {}
+    samples = SAMPLES if size(1_000) > SAMPLES else TASKS
+    async with system.working():
+        await _warm(system)
+        for number in range(samples):
+            await system.start(number)
+            started[number] = perf_counter()
+            await asyncio.sleep(random.uniform(*PAUSE))  # noqa: S311 - a pause is no secret
+        await system.finish(WARM + samples)
+    late = sorted(max(0.0, system.times[number] - began) * MILLISECONDS for number, began in started.items())
+    return {"p50": late[(len(late) - 1) // 2], "p99": late[-(len(late) // 100) - 1]}
+
+
+async def families(system: System, size: Sizes) -> Values:
+    parents, children = max(2, min(PARENTS, size(PARENTS))), CHILDREN if size(1_000) > CHILDREN else 2
+    async with system.working():
+        await _warm(system)
+        began = perf_counter()
+        await system.start_families(parents, children)
+        await system.finish(WARM + parents * children)
+        return {"rate": parents * children / (perf_counter() - began)}
+
+
+async def parked(system: System, size: Sizes) -> Values:
+    number = min(PARKED, size(10_000))
+    async with system.working():
+        await _warm(system)
+        await system.park(number)
+        began = perf_counter()
+        await system.wake()
+        await system.finish(WARM + number)
+        return {"rate": number / (perf_counter() - began)}
+
+
+async def idle(system: System, _: Sizes) -> Values:
+    """Nothing happens until standard input ends; the harness counts statements in the server's log."""
+    async with system.working():
+        await _warm(system)
+        say(ready=True)
+        await asyncio.to_thread(sys.stdin.read)
+    return {}
+
+
+async def _work_off(system: System, steps: int) -> float:
+    await system.settle()
+    async with system.working():
+        await system.finish(steps)
+        return steps / (perf_counter() - min(system.begun))
+
+
+async def _warm(system: System) -> None:
+    """Work a little: whatever is made at the first use is made then."""
+    for _ in range(WARM):
+        await system.start(-1)
+    await system.finish(WARM)
+
+
+WORKLOADS: Mapping[str, Callable[[System, Sizes], Awaitable[Values]]] = {
+    "drain": drain, "three_steps": three_steps, "start": start, "start_many": start_many, "families": families,
+    "parked": parked, "latency": latency, "idle": idle, "fast_latency": latency, "fast_idle": idle,
+}  # fmt: skip
+
+
+def main(kind: type[System]) -> None:
+    """The process of one system: one workload, once."""
+    parser = argparse.ArgumentParser(description=kind.__doc__)
+    parser.add_argument("url")
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("knobs", nargs="*", metavar="KNOB=VALUE")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    knobs = {name: float(value) for name, _, value in (word.partition("=") for word in options.knobs)}
+    if unknown := set(knobs) - set(kind.knobs):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(kind.knobs) or 'none'}")
+    settings = kind.settings.format(**{name: f"{value:g}" for name, value in {**kind.knobs, **knobs}.items()})
+    say(settings=settings, versions={package: version(package) for package in kind.packages})
+    if kind.default_poll is not None and options.workload in ("latency", "idle"):
+        knobs["poll"] = kind.default_poll
+    uvloop = import_module("uvloop").new_event_loop if find_spec("uvloop") else None
+    with asyncio.Runner(loop_factory=uvloop) as runner:
+        runner.run(_measure(kind, kind(options.url, options.workload, knobs), is_quick=options.quick))
+
+
+async def _measure(kind: type[System], system: System, *, is_quick: bool) -> None:
+    def size(normal: int) -> int:
+        return max(TASKS, normal // 200 if is_quick else round(normal * kind.scale))
+
+    if system.workload.startswith("fast_") and kind.default_poll is None:
+        say(missing="it is told of a start by the database, and does not wait for a poll")
+        return
+    try:
+        await system.open()
+        values = await WORKLOADS[system.workload](system, size)
+        await system.close()
+        await system.asker.close()
+        say(values=values, note=kind.notes.get(system.workload))
+    except Missing as why:
+        say(missing=str(why))

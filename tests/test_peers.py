@@ -1,0 +1,138 @@
+"""The harness of `make bench-peers`: its contract with a system's process, and its table. Nothing is installed here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import Spread
+from benchmarks.peers.__main__ import WORKLOADS, parse
+from benchmarks.peers.child import Answer, measure, read
+from benchmarks.peers.environments import REQUIREMENTS, SYSTEMS
+from benchmarks.peers.idle import count
+from benchmarks.peers.table import NAMES, ROWS, Answers, Comparison
+from benchmarks.peers.timing import WORKLOADS as TIMED
+from benchmarks.report import Limits
+from tests.conftest import MakeHarness
+
+ROOT = Path(__file__).parent.parent
+
+
+def comparison(answers: Answers) -> Comparison:
+    systems = [name for name in SYSTEMS if any(name == system for system, _ in answers)]
+    limits = [Limits("steps", "", Spread.of([900.0]), Spread.of([1_100.0]))]
+    began = datetime(2026, 11, 15, tzinfo=UTC)
+    return Comparison(began, "make bench-peers", 60.0, {"server_version": "18.4"}, limits, systems, answers)
+
+
+def rate(value: float) -> Answer:
+    return Answer({"rate": value}, settings="as it comes", versions={"it": "1.0"})
+
+
+async def test_a_system_answers_in_the_lines_of_the_contract(make_harness: MakeHarness) -> None:
+    h = await make_harness()
+
+    answers = [
+        await measure([sys.executable, "-m", "benchmarks.peers.systems.stepwell", h.url, workload, "--quick"], 60.0)
+        for workload in ("three_steps", "fast_latency")
+    ]
+
+    assert answers[0].failed is None
+    assert answers[0].values["rate"] > 0
+    assert "500 slots" in answers[0].settings
+    assert answers[1].missing == "it is told of a start by the database, and does not wait for a poll"
+
+
+async def test_a_system_that_hangs_is_cut_off_and_said_to_be() -> None:
+    answer = await measure([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
+
+    assert answer == Answer(failed="cut off after 0.2 s")
+
+
+def test_a_system_that_fails_says_what_it_complained_of() -> None:
+    answer = read('{"settings": "any", "versions": {}}\n', 1, "Traceback\nValueError: no such queue\n")
+
+    assert answer.failed == "ended with 1: …Traceback\nValueError: no such queue"
+    assert answer.settings == "any"
+
+
+def test_a_knob_that_is_not_there_is_refused_by_name() -> None:
+    module = "benchmarks.peers.systems.stepwell"
+
+    ended = subprocess.run(
+        [sys.executable, "-m", module, "", "drain", "slosts=3"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert "unknown: slosts; known are slots" in ended.stderr
+
+
+def test_the_best_of_a_row_is_bold_and_what_we_lose_is_said() -> None:
+    answers = {
+        ("stepwell", "drain"): [rate(300), rate(200), rate(100)], ("dbos", "drain"): [rate(400)],
+        ("stepwell", "latency"): [Answer({"p50": 1.0, "p99": 3.0})],
+        ("dbos", "latency"): [Answer({"p50": 2.0, "p99": 2.0})],
+    }  # fmt: skip
+
+    shown = comparison(answers).markdown()
+
+    assert "| drain a backlog of one step each | steps/s | 200 | **400** |" in shown
+    assert "| idle: started → step begins, p50 | ms | **1.00** | 2.00 |" in shown
+    lost = shown.partition("Where Stepwell loses:\n\n")[2].partition("\n\n")[0].splitlines()
+    assert lost == [
+        "- drain a backlog of one step each: DBOS 400, Stepwell 200 steps/s",
+        "- idle: started → step begins, p99: DBOS 2.00, Stepwell 3.00 ms",
+    ]
+
+
+def test_what_a_system_lacks_or_failed_at_is_a_footnote_and_the_same_reason_stands_once() -> None:
+    answers = {
+        ("stepwell", "parked"): [rate(300)], ("pgqueuer", "parked"): [Answer(missing="no signals")],
+        ("chancy", "parked"): [Answer(missing="no signals")], ("absurd", "parked"): [Answer(failed="cut off")],
+        ("dbos", "parked"): [Answer({"rate": 100.0}, note="by bulk"), Answer(failed="cut off")],
+    }  # fmt: skip
+
+    shown = comparison(answers).markdown()
+
+    assert "| wakes/s | **300** | – (1) | – (1) | – (2) | 100 (3) (4) |" in shown  # noqa: RUF001 - as it is shown
+    assert "\n\n1. no signals.\n2. cut off.\n3. by bulk.\n4. once: cut off.\n\n" in shown
+
+
+def test_a_comparison_says_where_by_which_versions_and_with_which_settings(tmp_path: Path) -> None:
+    compared = comparison({("stepwell", "drain"): [rate(300)]})
+
+    written = json.loads(compared.write(tmp_path).read_text("utf-8"))
+
+    assert "2026-11-15 00:00 UTC, 60 s, `make bench-peers`" in compared.markdown()
+    assert "- **Stepwell** (it 1.0): as it comes." in compared.markdown()
+    assert written["answers"][0]["repetitions"][0]["values"] == {"rate": 300}
+    assert {"machine", "versions", "date", "command", "server", "limits"} <= set(written)
+
+
+def test_statements_are_counted_by_database_and_not_by_line() -> None:
+    log = "\n".join((
+        "one|LOG:  statement: BEGIN", "one|LOG:  execute __asyncpg_stmt_1__: select 1", "\tfrom nowhere",
+        "one|LOG:  execute <unnamed>: update t", "one|DETAIL:  Parameters: $1 = '1'", "two|LOG:  statement: BEGIN",
+        "one|LOG:  execute <unnamed>: select (pg_stat_file($1)).size",
+    ))  # fmt: skip
+
+    assert count(log, "one") == 3
+
+
+def test_every_system_has_a_file_a_name_and_pinned_versions() -> None:
+    files = {path.stem for path in (ROOT / "benchmarks/peers/systems").glob("[!_]*.py")}
+
+    assert files == set(SYSTEMS) == set(NAMES)
+    assert [word for words in REQUIREMENTS.values() for word in words if "==" not in word] == []
+    assert set(WORKLOADS) == set(TIMED) == {row.workload for row in ROWS}
+
+
+def test_a_system_that_is_not_there_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["abserd"])
+
+    assert "unknown: abserd; known are stepwell, pgqueuer, " in capsys.readouterr().err
