@@ -12,6 +12,7 @@ import pytest
 from benchmarks.growth import report as growth
 from benchmarks.growth import run as growth_run
 from benchmarks.growth import scenarios
+from benchmarks.growth.bulk import Bulk
 from benchmarks.growth.leavings import Leaving
 from benchmarks.growth.meter import Cost
 from benchmarks.growth.site import Round
@@ -47,6 +48,7 @@ async def test_every_scenario_of_growth_runs(make_harness: MakeHarness, capsys: 
     shown = capsys.readouterr().out
     assert [s.label for s in scenarios.ALL.values() if f"\n| {s.label} | " not in shown] == []
     assert "\n| a step | WAL, bytes | " in shown
+    assert "\n| `start_many` of 100 | " in shown
 
 
 async def test_a_soak_runs_and_ends_with_its_verdict(
@@ -74,14 +76,16 @@ def test_a_scenario_is_met_by_the_core_and_by_the_buffers() -> None:
 def test_the_report_of_growth_has_every_cost_beside_the_empty_case(tmp_path: Path) -> None:
     figure = growth.Figure("held", "a transaction held open", EMPTY, DEARER, 1.3)
     left = Leaving("of one step", 1_200, 2.9, 0.3)
-    report = growth.Report(BEGAN, "make growth", 60.0, SERVER, [figure], [left])
+    bulk = Bulk("a spawn", 2.0, 1.0, 1.5, 40)
+    report = growth.Report(BEGAN, "make growth", 60.0, SERVER, [figure], [left], [bulk])
 
     written = json.loads(report.write(tmp_path).read_text("utf-8"))
 
     assert "| a transaction held open | 4.00 | 3.00 | 8.00 | 1.33 | 3,110 | 1.03 | 11.0 | 1.38 | 1.3 " in report.table()
     assert "| of one step | 1,200 | 2.90 | 30% |" in report.table()
+    assert "| a spawn | 2.0 | 1.0 | 1.5 | 40 |" in report.table()
     assert written["figures"][0]["ratios"]["cpu"] == pytest.approx(8 / 6)
-    assert {"machine", "versions", "date", "command", "server", "leavings"} <= set(written)
+    assert {"machine", "versions", "date", "command", "server", "leavings", "bulks"} <= set(written)
 
 
 def test_a_soak_is_divided_into_parts_of_as_many_steps() -> None:

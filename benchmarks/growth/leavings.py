@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from benchmarks.growth.fills import Kind, fill
@@ -32,25 +31,24 @@ class Leaving:
         return self.label, f"{self.wal:,.0f}", f"{self.dead:.2f}", f"{self.hot:.0%}"
 
 
-async def leavings(open_site: Callable[[], Awaitable[Site]], rows: int) -> list[Leaving]:
+async def leavings(site: Site, rows: int) -> list[Leaving]:
     """Of instances with one step, and of some whose steps run ahead."""
-    plain, ahead = await open_site(), await open_site()
     return [
-        await _leaving("of an instance of one step", plain, rows, 1),
-        await _leaving(f"that runs ahead, of an instance of {STEPS}", ahead, rows, STEPS),
+        await _leaving("of an instance of one step", site, rows, 1),
+        await _leaving(f"that runs ahead, of an instance of {STEPS}", site, rows, STEPS),
     ]
 
 
 async def _leaving(label: str, site: Site, rows: int, steps: int) -> Leaving:
+    await site.empty()
     await fill(site.url, Kind(), rows)
     await site.vacuum()
+    before = await site.observer.fetchrow(_COUNTED)
     wal = await site.observer.fetchval("select pg_current_wal_insert_lsn()::text")
     await site.work(rows, min(rows, BATCH), steps)
     bytes_ = await site.observer.fetchval("select pg_current_wal_insert_lsn() - $1::text::pg_lsn", wal)
     await site.tell_counts()
     counted = await site.observer.fetchrow(_COUNTED)
+    updated, hot = counted["updated"] - before["updated"], counted["hot"] - before["hot"]
     done = rows * steps
-    return Leaving(
-        label, float(bytes_) / done, (counted["updated"] - counted["hot"]) / done,
-        counted["hot"] / max(counted["updated"], 1),
-    )  # fmt: skip
+    return Leaving(label, float(bytes_) / done, (updated - hot) / done, hot / max(updated, 1))

@@ -45,7 +45,6 @@ class Meter:
         self._database = database
         self._observer = observer
         self._pid = pid
-        self._times = Path(f"/proc/{pid}/schedstat")
         self.cost = Cost()  # of the last block that was measured
 
     @classmethod
@@ -59,18 +58,19 @@ class Meter:
     @asynccontextmanager
     async def measured(self) -> AsyncIterator[None]:
         """Measure what is done in the block, into `cost`."""
-        buffers, nanoseconds, began = await self._buffers(), self._nanoseconds(), perf_counter()
+        buffers, before, began = await self._buffers(), nanoseconds(self._pid), perf_counter()
         yield
         wall = perf_counter() - began
-        used = self._nanoseconds() - nanoseconds
+        used = nanoseconds(self._pid) - before
         self.cost = Cost(used / 1e6, wall * 1e3, await self._buffers() - buffers)
-
-    def _nanoseconds(self) -> int:
-        """On a core so far, from the scheduler's own count: the clock ticks of `stat` are longer than a claim."""
-        return int(self._times.read_text().split()[0])
 
     async def _buffers(self) -> int:
         """A backend tells what it has counted once a second at most, unless it is asked to."""
         async with self._database.transaction() as session:
             await session.run("select pg_stat_force_next_flush()")
         return int(await self._observer.fetchval(BUFFERS, self._pid) or 0)
+
+
+def nanoseconds(pid: int) -> int:
+    """On a core so far, from the scheduler's own count: the clock ticks of `stat` are longer than a claim."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()[0])

@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import leavings
+from benchmarks.growth import bulk, leavings
+from benchmarks.growth.bulk import Bulk
 from benchmarks.growth.leavings import Leaving
 from benchmarks.growth.meter import Cost
 from benchmarks.growth.site import Round
@@ -68,6 +69,7 @@ class Report:
     server: Mapping[str, str]
     figures: Sequence[Figure]
     leavings: Sequence[Leaving] = ()
+    bulks: Sequence[Bulk] = ()
 
     def table(self) -> str:
         shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
@@ -78,9 +80,10 @@ class Report:
         )
         rows = [f"| {' | '.join(HEAD)} |", "|---|" + "--:|" * (len(HEAD) - 2) + "---|"]
         rows += [f"| {' | '.join(cells(figure))} |" for figure in self.figures]
-        if self.leavings:
-            rows += ["", f"| {' | '.join(leavings.HEAD)} |", "|---|--:|--:|--:|"]
-            rows += [f"| {' | '.join(leaving.cells())} |" for leaving in self.leavings]
+        for head, others in ((leavings.HEAD, self.leavings), (bulk.HEAD, self.bulks)):
+            if others:
+                rows += ["", f"| {' | '.join(head)} |", "|---|" + "--:|" * (len(head) - 1)]
+                rows += [f"| {' | '.join(other.cells())} |" for other in others]
         return "\n".join((where, "", *rows, ""))
 
     def write(self, folder: Path = RESULTS) -> Path:
@@ -100,7 +103,7 @@ class Report:
             "date": self.began.isoformat(timespec="seconds"), "command": self.command,
             "seconds": round(self.seconds, 1), "machine": machine(), "versions": versions(),
             "server": dict(self.server), "figures": ratios,
-            "leavings": [asdict(leaving) for leaving in self.leavings],
+            "leavings": [asdict(found) for found in self.leavings], "bulks": [asdict(found) for found in self.bulks],
         }  # fmt: skip
 
 

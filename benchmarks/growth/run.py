@@ -13,7 +13,8 @@ from time import perf_counter
 from benchmarks import server
 from benchmarks.bench import query
 from benchmarks.growth import scenarios
-from benchmarks.growth.leavings import Leaving, leavings
+from benchmarks.growth.bulk import bulks
+from benchmarks.growth.leavings import leavings
 from benchmarks.growth.report import Figure, Report, cells, median
 from benchmarks.growth.scenarios import Scenario, Sizes
 from benchmarks.growth.site import BATCH, Round, Site, opened
@@ -55,61 +56,55 @@ class Growth:
         self._url = url
         self._options = options
         self._sizes = replace(QUICK if options.quick else NORMAL, minutes=options.minutes)
-        self._template = ""  # a migrated database without rows
         self._began = perf_counter()
 
     async def run(self) -> None:
-        async with server.fresh_database(self._url) as template:
-            await Engine(template).migrate()
-            self._template = template
-            await self._run()
-
-    async def _run(self) -> None:
         began = datetime.now(UTC)
-        figures = []
-        for name in self._options.scenarios or scenarios.ALL:
-            figure = await self._measure(scenarios.ALL[name])
-            say(f"{self._clock()} {' | '.join(cells(figure))}")
-            figures.append(figure)
-        left = await self._leavings() if not self._options.scenarios else []
+        is_whole = not self._options.scenarios
+        async with AsyncExitStack() as stack:
+            template = await stack.enter_async_context(server.fresh_database(self._url))
+            await Engine(template).migrate()
+            alone, around, bulk = [
+                await stack.enter_async_context(server.fresh_database(self._url, template)) for _ in range(3)
+            ]
+            sites = [await stack.enter_async_context(opened(url)) for url in (alone, around)]
+            figures = [await self._measure(name, *sites) for name in self._options.scenarios or scenarios.ALL]
+            left = await leavings(sites[0], self._sizes.rows(20_000)) if is_whole else []
+            many = await bulks(bulk, self._sizes.divisor) if is_whole else []
         given = " ".join(sys.argv[1:])
         report = Report(
             began, f'make growth ARGS="{given}"' if given else "make growth", perf_counter() - self._began,
-            await server.settings(self._url), figures, left,
+            await server.settings(self._url), figures, left, many,
         )  # fmt: skip
         sys.stdout.write("\n" + report.table())
         if not self._options.quick:
             say(f"written to {report.write()}")
 
-    async def _measure(self, scenario: Scenario) -> Figure:
+    async def _measure(self, name: str, alone: Site, around: Site) -> Figure:
+        scenario = scenarios.ALL[name]
         async with AsyncExitStack() as stack:
-            alone, around = [await self._site(stack) for _ in range(2)]
+            for site in (alone, around):
+                await site.empty()
             if scenario.holds:
                 await stack.enter_async_context(scenarios.held_open(around.url))
             await scenario.alone(alone, self._sizes)
             await scenario.around(around, self._sizes)
-            say(f"{self._clock()} {scenario.name}: filled")
+            say(f"{self._clock()} {name}: filled")
             if not self._options.quick:
                 await query(self._url, "checkpoint")
             # By turns, so that what else the machine does meets both.
             number = self._sizes.warm_ups + -(-self._sizes.rounds // (FEWER if scenario.is_turns else 1))
             rounds = [(await self._once(scenario, alone), await self._once(scenario, around)) for _ in range(number)]
         measured = rounds[self._sizes.warm_ups :]
-        return Figure(
-            scenario.name, scenario.label, median([pair[0] for pair in measured]),
-            median([pair[1] for pair in measured]), scenario.most,
+        figure = Figure(
+            name, scenario.label, median([pair[0] for pair in measured]), median([pair[1] for pair in measured]),
+            scenario.most,
         )  # fmt: skip
+        say(f"{self._clock()} {' | '.join(cells(figure))}")
+        return figure
 
     async def _once(self, scenario: Scenario, site: Site) -> Round:
         return await (site.turns(self._sizes.turns) if scenario.is_turns else site.round())
-
-    async def _leavings(self) -> list[Leaving]:
-        async with AsyncExitStack() as stack:
-            return await leavings(lambda: self._site(stack), self._sizes.rows(20_000))
-
-    async def _site(self, stack: AsyncExitStack) -> Site:
-        url = await stack.enter_async_context(server.fresh_database(self._url, self._template))
-        return await stack.enter_async_context(opened(url))
 
     def _clock(self) -> str:
         minutes, seconds = divmod(round(perf_counter() - self._began), 60)

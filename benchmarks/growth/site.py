@@ -90,6 +90,10 @@ class Site:
         async with self.database.transaction() as session:
             await session.run("select pg_stat_force_next_flush()")
 
+    async def empty(self) -> None:
+        """Begin anew."""
+        await self.observer.execute("truncate stepwell.instances, stepwell.instance_data, stepwell.signals")
+
     async def vacuum(self) -> None:
         """As autovacuum would; it is off here, so that nothing happens by chance."""
         await self.observer.execute(f"vacuum (analyze) {', '.join(f'stepwell.{table}' for table in TABLES)}")

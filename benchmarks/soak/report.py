@@ -13,6 +13,7 @@ from benchmarks.soak.samples import MOST, Change, Part, Sample, changes, parts
 
 MEGABYTE = 1_000_000
 SMALL = 1 * MEGABYTE  # below this, a size is a matter of pages
+TABLES = ("instances", "instance_data", "signals", "workers")
 HEAD = ("steps", "steps/s", "WAL B/step", "HOT", "dead", "vacuums", "oldest ended, s", "tables, MB", "indexes, MB")
 
 
@@ -79,7 +80,7 @@ def is_small(change: Change) -> bool:
 
 def cells(part: Part) -> tuple[str, ...]:
     """The row of one part."""
-    tables = sum(size for name, size in part.sizes.items() if name in {"instances", "instance_data"})
+    tables = sum(size for name, size in part.sizes.items() if name in TABLES)
     indexes = sum(part.sizes.values()) - tables
     return (
         f"{part.steps:,}", number(part.rate), number(part.wal), f"{part.hot:.2f}", f"{part.dead:.0%}",

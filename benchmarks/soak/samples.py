@@ -10,21 +10,20 @@ from decimal import Decimal
 import asyncpg
 
 PARTS = 5
+HOT = ["instances", "instance", "signals", "workers"]  # how the names of the hot tables and of their indexes begin
 MOST = 0.15  # by which the last part may differ from the second
 
 _SIZES = """
 select c.relname as name, pg_relation_size(c.oid) as bytes
 from pg_class c
-where c.relname in ('instances', 'instance_data') and c.relnamespace = 'stepwell'::regnamespace
-   or c.oid in (select i.indexrelid from pg_index i
-                where i.indrelid in ('stepwell.instances'::regclass, 'stepwell.instance_data'::regclass))
+where c.relnamespace = 'stepwell'::regnamespace and c.relkind in ('r', 'i') and split_part(c.relname, '_', 1) = any ($1)
 order by c.relkind desc, bytes desc
 """
 _TUPLES = """
 select relname as name, n_live_tup as live, n_dead_tup as dead, autovacuum_count as vacuums,
        n_tup_upd as updated, n_tup_hot_upd as hot, n_tup_del as deleted
 from pg_stat_user_tables
-where schemaname = 'stepwell' and relname in ('instances', 'instance_data')
+where schemaname = 'stepwell' and split_part(relname, '_', 1) = any ($1)
 """
 _LAG = """
 select coalesce(extract(epoch from pg_catalog.now() - min(finished_at)), 0)
@@ -60,8 +59,8 @@ class Sample:
 async def look(connection: asyncpg.Connection, machine: str, steps: int, seconds: float, origin: str) -> Sample:
     """Take a sample; `origin` is where the WAL stood at the beginning."""
     wal: Decimal = await connection.fetchval("select pg_current_wal_insert_lsn() - $1::text::pg_lsn", origin)
-    sizes = {row["name"]: row["bytes"] for row in await connection.fetch(_SIZES)}
-    tuples = {name: Tuples(*counts) for name, *counts in await connection.fetch(_TUPLES)}
+    sizes = {row["name"]: row["bytes"] for row in await connection.fetch(_SIZES, HOT)}
+    tuples = {name: Tuples(*counts) for name, *counts in await connection.fetch(_TUPLES, HOT)}
     return Sample(steps, seconds, int(wal), float(await connection.fetchval(_LAG, machine)), sizes, tuples)
 
 
