@@ -41,11 +41,13 @@ from stepwell.errors import (
     StepTimeout,
     StepwellError,
     TransactionBroken,
+    UnknownLimit,
     UnknownMachine,
     UnknownStep,
 )
 from stepwell.events import Event
 from stepwell.job import Job, job
+from stepwell.limits import ConcurrencyLimit, RateLimit
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
 from stepwell.sync import SyncEngine, SyncHandle
@@ -54,6 +56,7 @@ __all__ = [
     "Await",
     "Cancel",
     "Child",
+    "ConcurrencyLimit",
     "Context",
     "DatabaseError",
     "DatabaseUnavailable",
@@ -92,6 +95,7 @@ __all__ = [
     "NotTransactional",
     "Outcome",
     "PayloadTooLarge",
+    "RateLimit",
     "RefusedByDatabase",
     "Retry",
     "SchemaOutdated",
@@ -107,6 +111,7 @@ __all__ = [
     "SyncEngine",
     "SyncHandle",
     "TransactionBroken",
+    "UnknownLimit",
     "UnknownMachine",
     "UnknownStep",
     "job",

@@ -23,6 +23,7 @@ from stepwell._store.retries import MOST_TRIES, retried
 from stepwell._store.signals import NewSignal
 from stepwell.config import Settings
 from stepwell.errors import Duplicate, InvalidInput, NoTarget
+from stepwell.limiting import Limiting
 from stepwell.operating import Operating
 from stepwell.outcomes import Result_co
 from stepwell.starting import Starting
@@ -44,6 +45,7 @@ class Client:
         self._settings = settings
         self._starting = Starting(database, registry, notifier, emitter, settings)
         self.waiting = Waiting(database, notifier, settings.tenant)
+        self.limiting = Limiting(database, notifier)
         self.operating = Operating(database, registry, notifier, settings, self.waiting)
 
     async def start(

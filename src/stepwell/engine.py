@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -26,6 +25,8 @@ from stepwell.errors import DefinitionError, Duplicate, EngineClosed, NoDatabase
 from stepwell.events import Callback, Events, Hooked
 from stepwell.insights import Insights
 from stepwell.job import Job
+from stepwell.limiting import Limiting
+from stepwell.limits import Limit, LimitRef
 from stepwell.machine import Machine
 from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
 from stepwell.waiting import Until
@@ -48,12 +49,13 @@ class Engine:
         dsn: str | None = None,
         *,
         machines: Iterable[Any] = (),
+        limits: Iterable[Limit] = (),
         resources: Resources | object | None = None,
         around_sync_steps: Around | None = None,
         **settings: Any,
     ) -> None:
         self.settings = load_settings(settings)
-        self._registry = Registry(machines)
+        self._registry = Registry(machines, limits)
         self._resources = resources
         if around_sync_steps is not None and not callable(around_sync_steps):
             raise DefinitionError(f"around_sync_steps: expected a function that gives a context manager, "
@@ -122,6 +124,9 @@ class Engine:
         at: datetime | None = None,
         step: StepRef | None = None,
         concurrency_key: str | None = None,
+        concurrency_limit: LimitRef | None = None,
+        rate_limit: LimitRef | None = None,
+        weight: int | None = None,
         tenant: str | None = None,
         connection: object = None,
         notify: bool = True,
@@ -132,10 +137,12 @@ class Engine:
         key it raises Duplicate with the occupant's id, or returns the occupant's handle with if_exists="return".
         On a `connection` of yours it is part of your transaction: your commit starts it, your rollback leaves nothing.
         With notify=False nobody is told: workers find it when they next poll.
+        `concurrency_limit` ("stripe", or ("stripe", part)) stays with the instance, `rate_limit` is for its first step.
         """
         options = {
             "key": key, "key_scope": key_scope, "queue": queue, "priority": priority, "delay": delay, "at": at,
-            "step": step, "concurrency_key": concurrency_key, "tenant": tenant,
+            "step": step, "concurrency_key": concurrency_key, "concurrency_limit": concurrency_limit,
+            "rate_limit": rate_limit, "weight": weight, "tenant": tenant,
         }  # fmt: skip
         return await self._doors.start(machine, state, options, if_exists, connection=connection, notify=notify)
 
@@ -286,6 +293,11 @@ class Engine:
         return Insights(self._opened)
 
     @property
+    def limits(self) -> Limiting:
+        """The limits at run time: look at them, change them, reset them."""
+        return self._doors.limiting
+
+    @property
     def sync(self) -> SyncEngine:
         """The same doors, blocking: for scripts, Flask and Django, from any thread that runs no event loop."""
         from stepwell.sync import SyncEngine  # noqa: PLC0415 - it is made of the methods of this class
@@ -351,7 +363,7 @@ class Engine:
         stack = AsyncExitStack()
         stack.push_async_callback(self._hooks.close)  # last: what the others still do is told
         try:
-            dsn = self._dsn if self._dsn is not None else await _join_embedded(stack)
+            dsn = self._dsn if self._dsn is not None else await embedded.join(stack)
             database = Database(dsn)
             await database.open()
             stack.push_async_callback(database.close)
@@ -382,10 +394,3 @@ class Engine:
         if self._database is None:
             raise EngineClosed
         return self._database
-
-
-async def _join_embedded(stack: AsyncExitStack) -> str:
-    server = embedded.EmbeddedServer()
-    url = await asyncio.to_thread(server.join)
-    stack.push_async_callback(asyncio.to_thread, server.leave)
-    return url

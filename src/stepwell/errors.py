@@ -4,6 +4,7 @@
     ├── InvalidInput (ValueError)      something handed to a door was refused; `.field` names it
     │   ├── UnknownMachine             no such machine is registered here
     │   ├── UnknownStep                the machine has no such step
+    │   ├── UnknownLimit               this engine declares no such limit
     │   ├── InvalidState               a state or arguments that do not fit their type
     │   ├── InvalidPayload             a value JSON or Postgres can not hold
     │   ├── PayloadTooLarge            a value over `max_payload`
@@ -81,6 +82,19 @@ class UnknownStep(InvalidInput):
         super().__init__("step", f"machine {machine!r} has no step {step!r}{near or f' (it has: {listed})'}")
         self.machine = machine
         self.step = step
+        self.known = tuple(known)
+
+
+class UnknownLimit(InvalidInput):
+    """A limit that the engine does not declare."""
+
+    def __init__(self, field: str, limit: str, known: Sequence[str]) -> None:
+        kind = f"{field.removesuffix('_limit')} limit" if field.endswith("_limit") else "limit"
+        listed = ", ".join(known) or "none"
+        near = _near_miss(limit, known)
+        super().__init__(field, f"no {kind} is called {limit!r}; declare it in Engine(limits=[…])"
+                         f"{near or f' (declared: {listed})'}")
+        self.limit = limit
         self.known = tuple(known)
 
 

@@ -25,7 +25,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     failed       an instance has ended as failed: by its outcome, or because its step ended too many workers
     stale        an outcome was dropped, since the claim was no longer this worker's
     reaped       a row was taken from a worker that died (`worker_id`)
-    limit_wait   an instance waits for a limit; there are no limits yet
+    limit_wait   an instance was put aside until a limit lets it go
     """
 
     name: EventName

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Ty
 from stepwell.config import check_name
 from stepwell.context import Context
 from stepwell.errors import DefinitionError
+from stepwell.limits import LimitRef, step_limits
 from stepwell.machine import check_retention, check_timeout, check_transactional
 from stepwell.outcomes import Entry, Result_co, StartOptions
 
@@ -54,6 +55,9 @@ class Job(Generic[P, Result_co]):
         timeout: timedelta | None = None,
         transactional: bool = False,
         retention: timedelta | Literal[False] | None = None,
+        concurrency_limit: LimitRef | None = None,
+        rate_limit: LimitRef | None = None,
+        weight: int | None = None,
     ) -> None:
         self.function = function
         self.name = name if name is not None else function.__name__
@@ -64,6 +68,7 @@ class Job(Generic[P, Result_co]):
         self.timeout = timeout
         self.transactional = transactional
         self.retention: timedelta | Literal[False] | None = retention
+        self.limits = step_limits(concurrency_limit, rate_limit, weight)
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -128,6 +133,9 @@ def job(
     timeout: timedelta | None = None,
     transactional: bool = False,
     retention: timedelta | Literal[False] | None = None,
+    concurrency_limit: LimitRef | None = None,
+    rate_limit: LimitRef | None = None,
+    weight: int | None = None,
 ) -> MakeJob: ...
 def job(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function a job: `@job` or `@job(queue="mail", max_attempts=5)`."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Unpack, overload
 from stepwell.config import check_name
 from stepwell.context import Context
 from stepwell.errors import DefinitionError
+from stepwell.limits import LimitRef, StepLimits, step_limits
 from stepwell.outcomes import Entry, Outcome, StartOptions, StepRef, Stop
 
 StepFunction = TypeVar("StepFunction", bound=Callable[..., Any])
@@ -30,20 +31,34 @@ class Step:
     is_async: bool
     timeout: timedelta | None
     transactional: bool = False
+    limits: StepLimits | None = None  # None: it needs none
 
 
 @overload
 def step(function: StepFunction, /) -> StepFunction: ...
 @overload
 def step(
-    *, timeout: timedelta | None = None, transactional: bool = False
+    *,
+    timeout: timedelta | None = None,
+    transactional: bool = False,
+    concurrency_limit: LimitRef | None = None,
+    rate_limit: LimitRef | None = None,
+    weight: int | None = None,
 ) -> Callable[[StepFunction], StepFunction]: ...
 def step(
-    function: StepFunction | None = None, /, *, timeout: timedelta | None = None, transactional: bool = False
+    function: StepFunction | None = None,
+    /,
+    *,
+    timeout: timedelta | None = None,
+    transactional: bool = False,
+    concurrency_limit: LimitRef | None = None,
+    rate_limit: LimitRef | None = None,
+    weight: int | None = None,
 ) -> StepFunction | Callable[[StepFunction], StepFunction]:
     """Mark a method as a step. It stays a plain method: `self.ship` names it, `machine.ship(ctx)` calls it.
 
     What a transactional step writes through `ctx.connection` is committed with its outcome, or not at all.
+    Limits are those of the engine, by name: whatever instance comes to this step needs them before it runs.
     """
     check_timeout(timeout)
 
@@ -54,7 +69,8 @@ def step(
             raise DefinitionError(f"step {marked.__name__!r} is a generator; return an outcome instead of yielding")
         is_async = inspect.iscoroutinefunction(marked)
         check_transactional(f"step {marked.__name__!r}", transactional, is_async=is_async)
-        found = Step(marked.__name__, marked, is_async, timeout, transactional)
+        limits = step_limits(concurrency_limit, rate_limit, weight)
+        found = Step(marked.__name__, marked, is_async, timeout, transactional, limits)
         setattr(marked, _MARK, found)
         return marked
 

@@ -7,6 +7,7 @@ from typing import Any
 from stepwell._core.codec import check_size
 from stepwell._core.entries import state_of
 from stepwell._core.faults import Conflict
+from stepwell._core.needs import Needs
 from stepwell._core.ranges import check_target, check_tenant, check_text
 from stepwell._core.records import Instance
 from stepwell._core.registry import Registry
@@ -105,9 +106,10 @@ class Operating:
         text = None if state is None else definition.state.admit(state_of(definition, state))
         if text is not None:
             check_size(text, "state", self._settings.max_payload)
+        at = definition.step(name).name
         try:
             queues, fence = await operators.restart(
-                self._database, instance.id, definition.step(name).name, text, instance.concurrency_key,
+                self._database, instance.id, at, text, instance.concurrency_key, definition.needs.get(at, Needs()),
                 reason=_words("reason", reason), by=_words("by", by),
             )  # fmt: skip
         except Conflict:

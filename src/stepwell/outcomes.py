@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
+from stepwell.limits import LimitRef
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # every checker brings it along; at run time nothing needs the default
 
@@ -49,6 +51,9 @@ class StartOptions(TypedDict, total=False):
     at: datetime | None
     step: StepRef | None
     concurrency_key: str | None
+    concurrency_limit: LimitRef | None
+    rate_limit: LimitRef | None
+    weight: int | None
     tenant: str | None
     version: int | None
 
@@ -84,6 +89,9 @@ class Next:
     queue: str | None = None
     priority: int | None = None
     concurrency_key: str | Unset | None = UNSET  # unset keeps it, None gives it up
+    concurrency_limit: LimitRef | Unset | None = UNSET  # unset keeps it, None gives it up
+    rate_limit: LimitRef | Unset | None = UNSET  # for this one step; unset: what the step declares
+    weight: int | None = None  # None: what the step declares, else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from stepwell._core.registry import Registry
-from stepwell._store import machines, migrations
+from stepwell._store import limits, machines, migrations
 from stepwell._store.database import Database
 from stepwell.config import Settings
 from stepwell.errors import SchemaOutdated, SchemaTooNew
@@ -32,6 +32,7 @@ async def migrate(
         log.warning(NO_CLIENT_ROLE)
     if registry.all():  # the engine of an app, not one that was made only to migrate
         await machines.register(database, registry.all(), settings.retention)
+        await limits.declare(database, registry.limits.all())
         await migrations.allow_payload(database, settings.max_payload)
     return [f"{migration.version:04}_{migration.name}" for migration in applied]
 

@@ -11,7 +11,7 @@ from stepwell._core.registry import Registry
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.gatherer import Gatherer
 from stepwell._runtime.notifier import Notifier
-from stepwell._store import doors, instances, machines
+from stepwell._store import doors, instances, limits, machines
 from stepwell._store.borrowed import borrow
 from stepwell._store.database import Database
 from stepwell._store.instances import Started
@@ -80,6 +80,7 @@ class Starting:
         if labels:
             found = [self._registry.find(name, version) for name, version in sorted(labels)]
             await machines.introduce(self._database, [d for d in found if d is not None], self._settings.retention)
+            await limits.introduce(self._database, self._registry.limits.all())
             self._introduced |= labels
 
     async def _insert_together(self, entries: list[NewInstance]) -> list[Started | Duplicate]:

@@ -22,7 +22,7 @@ async def test_a_row_held_before_its_key_is_freed_is_let_go_by_who_frees_it(race
     holding, freeing = await race.session(), await race.session()
     holder, behind = await busy_and_behind(race, freeing)
 
-    assert await keys.hold(holding, [behind], [KEY]) == [behind]  # type: ignore[arg-type]
+    assert list(await keys.hold(holding, [behind], [KEY])) == [behind]  # type: ignore[arg-type]
     flushed = await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
 
     assert flushed.freed_queues == ["default"]
@@ -35,7 +35,7 @@ async def test_a_row_that_comes_after_its_key_was_freed_is_not_held(race: Race) 
 
     await flushes.flush(freeing, [done(holder)])  # type: ignore[arg-type]
 
-    assert await keys.hold(holding, [behind], [KEY]) == []  # type: ignore[arg-type]
+    assert list(await keys.hold(holding, [behind], [KEY])) == []  # type: ignore[arg-type]
     assert await race.row(behind, "status", "hold") == ("runnable", None)
 
 
@@ -43,7 +43,7 @@ async def test_who_frees_a_key_waits_for_a_hold_under_way_and_lets_its_row_go(ra
     holding, freeing = await race.session(), await race.session()
     holder, behind = await busy_and_behind(race, freeing)
     await holding.begin()
-    assert await keys.hold(holding, [behind], [KEY]) == [behind]  # type: ignore[arg-type]
+    assert list(await keys.hold(holding, [behind], [KEY])) == [behind]  # type: ignore[arg-type]
 
     flushing = await race.blocked(freeing, flushes.flush(freeing, [done(holder)]))  # type: ignore[arg-type]
     await holding.commit()
@@ -61,7 +61,7 @@ async def test_who_holds_a_row_waits_for_a_freeing_under_way_and_does_not_hold_i
     waiting = await race.blocked(holding, keys.hold(holding, [behind], [KEY]))  # type: ignore[arg-type]
     await freeing.commit()
 
-    assert await waiting == []
+    assert await waiting == {}
     assert await race.row(behind, "status", "hold") == ("runnable", None)
 
 
@@ -96,7 +96,7 @@ async def test_a_key_that_is_given_back_or_reaped_while_a_row_is_being_held_lets
     holder, behind = await busy_and_behind(race, freeing)
     await race.end_lease(holder.worker_id)
     await holding.begin()
-    assert await keys.hold(holding, [behind], [KEY]) == [behind]  # type: ignore[arg-type]
+    assert list(await keys.hold(holding, [behind], [KEY])) == [behind]  # type: ignore[arg-type]
 
     lost = [(holder.id, KEY)]
     call = (

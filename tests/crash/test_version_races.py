@@ -22,7 +22,7 @@ async def test_a_row_held_while_its_version_registers_is_freed_by_the_second_loo
 ) -> None:
     row, claimer, newcomer = await stranded(race)
     await claimer.begin()
-    assert await instances.hold_foreign(claimer, [row]) == [row]
+    assert list(await instances.hold_foreign(claimer, [row])) == [row]
     await race.worker(newcomer, LABEL)
     assert await instances.unhold_version(newcomer, LABEL, also_unfit=True) == set()
 
@@ -40,7 +40,7 @@ async def test_a_row_held_just_before_its_version_registers_is_freed_by_the_newc
     row, claimer, newcomer = await stranded(race)
     await newcomer.begin()
     await race.worker(newcomer, LABEL)
-    assert await instances.hold_foreign(claimer, [row]) == [row]
+    assert list(await instances.hold_foreign(claimer, [row])) == [row]
     assert await instances.unhold_version(claimer) == set()
 
     await newcomer.commit()
@@ -59,4 +59,4 @@ async def test_a_row_whose_version_has_registered_meanwhile_is_not_held(
 
     await race.worker(newcomer, LABEL)
 
-    assert await instances.hold_foreign(claimer, [row]) == held
+    assert list(await instances.hold_foreign(claimer, [row])) == held

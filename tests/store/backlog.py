@@ -9,7 +9,7 @@ import asyncpg
 RUNNABLE, FUTURE, BLOCKED, TERMINAL, EXECUTING = 200_000, 100_000, 100_000, 300_000, 2_000
 PARKED = 50_000
 LIVE_WORKERS, DEAD_WORKERS = 18, 2
-HOT = "hot"  # the key that everything blocked waits behind
+HOT = "hot"  # the key, the limit and the rate that everything blocked waits behind
 TABLES = ("instances", "instance_data", "signals", "tombstones", "workers", "machines")
 LABELS = ["order@1", "order@2"]
 
@@ -21,9 +21,10 @@ select 'host', 'boot', n, 'p' || n, '0', '{{}}', '{{order@1,order@2}}',
 from generate_series(1, {LIVE_WORKERS + DEAD_WORKERS}) as n
 """
 
-# In each 752 rows: 200 runnable, 100 future, 100 blocked, 300 terminal, 2 executing, 50 parked until tomorrow; 7 and
-# 752 share no factor, so that n * 7 % 752 mixes them. The executing rows at 100, 852, 1604, … have ten ended children
-# each; one ended row of each 752 is older than its machine's retention, and was a child of one that ended as well.
+# In each 752 rows: 200 runnable, 100 future, 40 behind a key, 30 behind a limit and 30 behind a rate, 300 terminal, 2
+# executing, 50 parked until tomorrow; 7 and 752 share no factor, so that n * 7 % 752 mixes them. The executing
+# rows at 100, 852, 1604, … have ten ended children each; one ended row of each 752 is older than its machine's
+# retention, and was a child of one that ended as well.
 # Future and blocked rows are the most urgent by priority: they must not be in the way.
 _INSTANCES = f"""
 with numbered as (
@@ -32,7 +33,7 @@ with numbered as (
 insert into stepwell.instances
   (id, machine, version, step, queue, priority, due_at, created_at, updated_at, finished_at, status, hold,
    worker_id, claimed_at, concurrency_key, fence, key, key_scope, awaits, deadline,
-   has_inbox, parent_id, parent_round, child_index)
+   has_inbox, parent_id, parent_round, child_index, concurrency_limit, slot, rate_limit)
 overriding system value
 select n, 'order', 1 + n % 2, 'ship',
        case when n % 100 < 60 then 'default' when n % 100 < 90 then 'mail' when n % 100 < 99 then 'bulk'
@@ -44,10 +45,11 @@ select n, 'order', 1 + n % 2, 'ship',
                                            when kind between 400 and 699 then stepwell.now() end,
        case when kind < 400 then 'runnable' when kind < 660 then 'done' when kind < 690 then 'failed'
             when kind < 700 then 'cancelled' when kind < 702 then 'executing' else 'awaiting_signal' end,
-       case when kind between 200 and 299 then 'due' when kind between 300 and 399 then 'key' end,
+       case when kind between 200 and 299 then 'due' when kind between 300 and 339 then 'key'
+            when kind between 340 and 369 then 'limit' when kind between 370 and 399 then 'rate' end,
        case when kind in (700, 701) then 1 + n / 752 % {LIVE_WORKERS + DEAD_WORKERS} end,
        case when kind in (700, 701) then pg_catalog.now() end,
-       case when kind between 300 and 399 or kind = 700 and n < 752 then '{HOT}'
+       case when kind between 300 and 339 or kind = 700 and n < 752 then '{HOT}'
             when kind = 0 or kind = 701 then 'key ' || n end,
        n % 5,
        case when kind % 10 = 0 then 'order ' || n end,
@@ -57,7 +59,10 @@ select n, 'order', 1 + n % 2, 'ship',
        kind >= 700,
        case when kind between 400 and 409 then n / 752 * 752 + 100 when kind = 690 then n - 1 end,
        case when kind between 400 and 409 or kind = 690 then 0 end,
-       case when kind between 400 and 409 then kind - 400 when kind = 690 then 0 end
+       case when kind between 400 and 409 then kind - 400 when kind = 690 then 0 end,
+       case when kind between 340 and 369 or kind = 701 and n < 10000 then '{HOT}' end,
+       case when kind = 701 and n < 10000 then n end,
+       case when kind between 370 and 399 then '{HOT}' end
 from numbered
 """
 
@@ -73,6 +78,15 @@ insert into stepwell.signals (instance_id, sent_at, name, dedup_key, payload)
 select n, stepwell.now(), 'invoiced', case when twice = 2 then 'event ' || n end, '{"amount": 7}'
 from generate_series(1, $1::integer) as n, generate_series(1, 2) as twice
 where n * 7 % 752 >= 700
+"""
+
+_LIMITS = f"""
+with declared as (
+  insert into stepwell.limits (kind, name, n, per, burst, declared)
+  values ('concurrency', '{HOT}', 20, null, null, '{{}}'), ('rate', '{HOT}', 5, interval '1 second', 10, '{{}}')
+)
+insert into stepwell.buckets (key, tokens, refilled_at, next_at)
+values ('{HOT}', 3, stepwell.now(), stepwell.now() - interval '1 second')
 """
 
 _BURIED = """
@@ -91,7 +105,7 @@ async def build(url: str, rows: int = 752_000) -> None:
     """Fill an empty schema; statistics are the caller's to take, or not to. Wide rows on a second connection."""
     await asyncio.gather(
         _run(url, (_WORKERS,), (_INSTANCES, rows), ("select setval('stepwell.instances_id_seq', $1)", rows)),
-        _run(url, (_MACHINES,), (_STATES, rows), (_SIGNALS, rows), (_BURIED, rows)),
+        _run(url, (_MACHINES,), (_LIMITS,), (_STATES, rows), (_SIGNALS, rows), (_BURIED, rows)),
     )
 
 

@@ -26,6 +26,7 @@ class Sample:
     carried: int  # rows that worker 1 carries
     parked: list[int] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)  # in the inboxes of the parked
+    limited: list[int] = field(default_factory=list)  # in the lines behind limits
     parents: list[int] = field(default_factory=list)  # with ten ended children each
 
     @property
@@ -75,9 +76,12 @@ async def sample(connection: asyncpg.Connection) -> Sample:
     parents = await connection.fetch(
         "select parent_id as id from stepwell.instances where child_index = 9 order by id limit 1000"
     )
+    limited = await connection.fetch(
+        "select id from stepwell.instances where hold in ('limit', 'rate') order by id limit 1000"
+    )
     return Sample(
         [tuple(row) for row in executing], [row["id"] for row in runnable], carried,
-        *([row["id"] for row in rows] for rows in (parked, signals, parents)),
+        *([row["id"] for row in rows] for rows in (parked, signals, limited, parents)),
     )  # fmt: skip
 
 
@@ -95,12 +99,12 @@ def start(_: Sample, size: int) -> tuple[Any, ...]:
     none = [None] * size
     return (
         ["order"] * size, [1] * size, ["ship"] * size, ["default"] * size, [0] * size, none, none, [""] * size, none,
-        none, none, ['{"order": 1}'] * size, none, none, none, [],
+        none, none, ['{"order": 1}'] * size, none, none, none, [], [],
     )  # fmt: skip
 
 
 def start_alike(_: Sample, size: int) -> tuple[Any, ...]:
-    return ['{"order": 1}'] * size, [], [], [], "order", 1, "ship", "default", 0, None, None, "", None
+    return ['{"order": 1}'] * size, [], [], [], "order", 1, "ship", "default", 0, None, None, "", None, None
 
 
 def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:
@@ -144,6 +148,16 @@ def children(given: Sample, size: int) -> tuple[Any, ...]:
     return ends(given, size // 10)
 
 
+def admit(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.runnable[:size] or list(range(1, size + 1))
+    half = len(ids) // 2
+    denied = ids[half + 1 :]
+    return (
+        1, ids[: half + 1], [100_000 + n for n in range(half + 1)],
+        denied, ["rate"] * len(denied), [None] * len(denied), [HOT], [0.5], [0.1],
+    )  # fmt: skip
+
+
 def begin(given: Sample, size: int) -> tuple[Any, ...]:
     return 1, datetime.now(UTC), [], [row[0] for row in given.executing[:size]]
 
@@ -177,7 +191,15 @@ CASES = [
     Case("keys/hold", lambda given, n: (given.runnable[:n],), 100, _on("pkey", "concurrency_key"), 6),
     Case("keys/free", lambda _, n: ([HOT, *(f"key {k}" for k in range(1, n))],), 50,
          _on("behind_key", "concurrency_key", "pkey"), 7),
-    Case("keys/find_idle", lambda _, n: (), 1, _on("behind_key", "concurrency_key")),
+    Case("keys/find_idle", lambda _, n: (), 1,
+         _on("behind_key", "concurrency_key", "in_limit_line", "slot", "unlimited")),
+    Case("limits/lock_rows", lambda given, n: (given.runnable[:n],), 100, per_row=5),
+    *(Case("limits/look", lambda given, n: (given.limited[:n],), n,
+           _on("pkey", "concurrency_key", "slot", "in_rate_line"), 8, 60) for n in (1, 100)),
+    *(Case("limits/admit", admit, n, per_row=80) for n in (1, 100)),
+    Case("limits/free", lambda _, n: ([HOT], [n]), 6, _on("slot", "in_limit_line", "pkey"), 40),
+    Case("limits/flow", lambda _, n: ([HOT],), 4, _on("in_rate_line", "pkey"), 40, 60),
+    Case("limits/unhold", lambda _, n: (), 1, _on("unlimited", "pkey")),
     Case("workers/forget", lambda _, n: (), 20, _on("executing"), 6),
     *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),
     *(Case("signals/recheck", recheck, n, _on("pkey"), 45, inbox=_INBOX) for n in (1, 100)),

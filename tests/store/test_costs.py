@@ -158,7 +158,7 @@ async def test_waiting_behind_a_key_is_two_in_one_transaction(database: Database
 
     held = await keys.hold(database, [behind.id], ["account 0"])
 
-    assert held == [behind.id]
+    assert list(held) == [behind.id]
     await tally.expect("BEGIN", "keys/lock", "keys/hold", "COMMIT")
 
 

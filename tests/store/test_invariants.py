@@ -130,6 +130,60 @@ async def test_a_concurrency_key_is_shared_by_those_who_wait(connection: asyncpg
     assert await insert(connection, concurrency_key="account 7", hold="key")
 
 
+async def test_a_slot_of_a_limit_is_held_by_one(connection: asyncpg.Connection) -> None:
+    await insert(connection, status="executing", worker_id=1, concurrency_limit="stripe", slot=1)
+
+    await expect_refused(
+        connection, "instances_slot", status="executing", worker_id=2, concurrency_limit="stripe", slot=1
+    )
+    assert await insert(connection, status="executing", worker_id=2, concurrency_limit="stripe", slot=2)
+    assert await insert(connection, status="executing", worker_id=2, concurrency_limit="stripe:7", slot=1)
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status != "executing"])
+async def test_only_an_executing_row_has_a_slot(connection: asyncpg.Connection, status: str) -> None:
+    await expect_refused(connection, "only_executing_has_slot", status=status, slot=1, **STATUSES[status])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ("kind_known", "('daily', 'x', 1, null, null, '{}')"),
+        ("rate_has_bucket", "('rate', 'x', 1, null, null, '{}')"),
+        ("rate_has_bucket", "('concurrency', 'x', 1, interval '1 second', 1, '{}')"),
+        ("numbers_make_sense", "('concurrency', 'x', -1, null, null, '{}')"),
+        ("numbers_make_sense", "('rate', 'x', 1, interval '0', 1, '{}')"),
+        ("numbers_make_sense", "('rate', 'x', 0, interval '1 second', 1, '{}')"),
+    ],
+)
+async def test_a_limit_that_can_not_be_is_refused(
+    connection: asyncpg.Connection, constraint: str, values: str
+) -> None:
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await send(connection, f"insert into stepwell.limits (kind, name, n, per, burst, declared) values {values}")
+    assert caught.value.constraint_name == constraint
+
+
+async def test_a_name_has_one_limit_of_a_kind_and_one_bucket(connection: asyncpg.Connection) -> None:
+    add = "insert into stepwell.limits (kind, name, n, declared) values ('concurrency', 'x', 1, '{}')"
+    fill = "insert into stepwell.buckets (key, tokens, refilled_at) values ('x', 1, now())"
+    await send(connection, add)
+    await send(connection, fill)
+
+    with pytest.raises(asyncpg.UniqueViolationError) as twice:
+        await send(connection, add)
+    assert twice.value.constraint_name == "limits_pkey"
+    with pytest.raises(asyncpg.UniqueViolationError) as again:
+        await send(connection, fill)
+    assert again.value.constraint_name == "buckets_pkey"
+
+
+async def test_a_bucket_never_owes_tokens(connection: asyncpg.Connection) -> None:
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await send(connection, "insert into stepwell.buckets (key, tokens, refilled_at) values ('x', -0.1, now())")
+    assert caught.value.constraint_name == "tokens_not_negative"
+
+
 @pytest.mark.parametrize("scope", ["live", "forever"])
 async def test_a_key_is_occupied_once_per_tenant(connection: asyncpg.Connection, scope: str) -> None:
     await insert(connection, tenant="a", key="order 1", key_scope=scope)

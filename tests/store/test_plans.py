@@ -56,7 +56,9 @@ async def test_the_backlog_is_as_deep_as_it_says(deep: Deep) -> None:
     assert {(row["ended"], row["executes"], row["parked"], row["hold"]): row["rows"] for row in rows} == {
         (False, False, False, None): backlog.RUNNABLE,
         (False, False, False, "due"): backlog.FUTURE,
-        (False, False, False, "key"): backlog.BLOCKED,
+        (False, False, False, "key"): backlog.BLOCKED * 4 // 10,
+        (False, False, False, "limit"): backlog.BLOCKED * 3 // 10,
+        (False, False, False, "rate"): backlog.BLOCKED * 3 // 10,
         (True, False, False, None): backlog.TERMINAL,
         (False, True, False, None): backlog.EXECUTING,
         (False, False, True, None): backlog.PARKED,

@@ -21,6 +21,7 @@ COMMANDS = {
     "ls": "list instances, newest first",
     "show": "everything about one instance",
     "tree": "an instance's family: its parents and its children",
+    "limits": "look at the limits, or change one at run time",
     "signal": "put a signal into an instance's inbox",
     "wait": "wait until an instance has ended, or is parked",
     "cancel": "end an instance, and what is below it",

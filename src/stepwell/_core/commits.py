@@ -7,6 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from stepwell._core.entries import NewInstance
+from stepwell._core.needs import Needs
 from stepwell._core.records import Claim
 from stepwell._core.status import Hold, Status
 
@@ -38,6 +39,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     was_unchecked: bool = False  # the state came in by SQL, and has met its type now
     result: str | None = None
     error: str | None = None
+    needs: Needs | None = None  # of limits, at the next step; None keeps what there is
     goes_on: bool = False  # the row stays the claim's, if nothing has come for it: its next step runs at once
 
     @property
@@ -47,11 +49,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_bare_next(self) -> bool:
-        """Whether it only goes to another step of the same claim's instance: no delay, queue, key or signal with it."""
+        """Whether it only goes to another step of the same claim's instance: no delay, queue, key, limit or signal."""
         return (
             self.status is Status.RUNNABLE and not self.delay and self.hold is None and not self.keeps_awaits
             and self.queue is None and self.priority is None and not self.switches_key
             and self.claim.concurrency_key is None and self.children is None and not self.consumes
+            and self.needs is None and self.claim.needs is None
         )  # fmt: skip
 
     @property
@@ -74,11 +77,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether one statement on its own commits it: no key, inbox, parent or children to look after."""
+        """Whether one statement on its own commits it: no key, slot, inbox, parent or children to look after."""
         return (
             self.claim.concurrency_key is None and self.joins is None and self.awaits is None
             and self.children is None and not self.consumes
             and not (self.status is Status.DONE and self.claim.has_inbox)
+            and (self.claim.needs is None or self.claim.needs.concurrency_limit is None)
         )  # fmt: skip
 
     @property

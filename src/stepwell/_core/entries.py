@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepwell._core.codec import check_size
+from stepwell._core.needs import Needs
 from stepwell._core.ranges import (
     check_at,
     check_concurrency_key,
@@ -25,7 +26,10 @@ from stepwell.job import Arguments
 from stepwell.machine import step_name
 from stepwell.outcomes import Entry
 
-OPTIONS = ("key", "key_scope", "queue", "priority", "delay", "at", "step", "concurrency_key", "tenant", "version")
+OPTIONS = (
+    "key", "key_scope", "queue", "priority", "delay", "at", "step", "concurrency_key", "concurrency_limit",
+    "rate_limit", "weight", "tenant", "version",
+)  # fmt: skip
 SCOPES = ("live", "forever")
 
 
@@ -44,6 +48,7 @@ class NewInstance(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     key: str | None = None
     key_scope: str | None = None
+    needs: Needs | None = None
 
 
 def admit(
@@ -59,10 +64,11 @@ def admit(
         raise InvalidInput("delay", "both delay and at are given; give one of them")
     text = _text_of(definition, state, max_payload)
     queue, given_tenant = options.get("queue"), options.get("tenant")
+    step = _step_of(definition, options.get("step"))
     return NewInstance(
         machine=definition.name,
         version=definition.version,
-        step=_step_of(definition, options.get("step")),
+        step=step,
         queue=definition.queue if queue is None else check_queue(queue),
         priority=check_priority(options.get("priority", 0)),
         delay=None if delay is None else check_delay("delay", delay),
@@ -70,6 +76,7 @@ def admit(
         tenant=tenant if given_tenant is None else check_tenant(given_tenant),
         concurrency_key=check_concurrency_key(options.get("concurrency_key")),
         state=text,
+        needs=registry.limits.of_start(definition.needs.get(step), options),
         **_identity(options.get("key"), options.get("key_scope", "live")),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stepwell._core.needs import Needs
 from stepwell._core.status import Hold, Status
 
 
@@ -32,6 +33,12 @@ class Claim(msgspec.Struct, frozen=True):
     parent_id: int | None = None
     round: int = 0
     priority: int = 0
+    needs: Needs | None = None  # of limits; None for nearly every row
+
+    @property
+    def concurrency_limit(self) -> str | None:
+        """The limit of which it holds a slot."""
+        return None if self.needs is None else self.needs.concurrency_limit
 
     @property
     def label(self) -> str:
@@ -114,6 +121,9 @@ class Instance:
     result: Any
     error: Failure | None
     operated: dict[str, Any] | None = None  # what an operator did last: act, by, reason, at …
+    concurrency_limit: str | None = None  # "name" or "name:part"
+    rate_limit: str | None = None
+    weight: int = 1
 
     @property
     def waiting_for(self) -> str | None:
@@ -138,5 +148,9 @@ class Instance:
                 return f"its time, {self.due_at.isoformat(timespec='seconds')}"
             case Hold.KEY:
                 return f"concurrency key {self.concurrency_key!r}, which another instance holds"
+            case Hold.LIMIT:
+                return self.hold_reason or f"a slot of concurrency limit {self.concurrency_limit!r}"
+            case Hold.RATE:
+                return self.hold_reason or f"its turn by rate limit {self.rate_limit!r}"
             case _:
                 return self.hold_reason

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal
 
 from stepwell._core.codec import NO_DEFAULT, StateType, arguments_type
+from stepwell._core.needs import Declared, Needs
 from stepwell._core.results import UNTYPED, ResultType, result_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep
 from stepwell.job import STEP, Job
+from stepwell.limits import Limit
 from stepwell.machine import Machine, Step
 from stepwell.outcomes import Done, Outcome, Retry, Stop
 
@@ -37,6 +39,7 @@ class Definition:
     is_job: bool = False
     retention: timedelta | Literal[False] | None = None  # None: the engine's
     result: ResultType = UNTYPED
+    needs: Mapping[str, Needs] = field(default_factory=dict)  # of the steps that declare limits
 
     @property
     def label(self) -> str:
@@ -54,12 +57,25 @@ class Definition:
 class Registry:
     """Definitions by name and version."""
 
-    def __init__(self, machines: Iterable[Any] = ()) -> None:
+    def __init__(self, machines: Iterable[Any] = (), limits: Iterable[Limit] = ()) -> None:
+        self.limits = Declared(limits)
         self._versions: dict[str, dict[int, Definition]] = {}
         if isinstance(machines, Job | type):
             raise DefinitionError(f"machines: expected a list, got {machines!r}; write machines=[…]")
         for machine in machines:
-            self._add(define(machine))
+            self._add(self._with_needs(define(machine)))
+
+    def _with_needs(self, definition: Definition) -> Definition:
+        """The definition with the limits of its steps, as this engine declares them."""
+        needs = {}
+        for name, step in definition.steps.items():
+            if step.limits is None:
+                continue
+            try:
+                needs[name] = self.limits.of_step(step.limits)
+            except InvalidInput as error:
+                raise DefinitionError(f"{definition.name}.{name}: {error}") from error
+        return replace(definition, needs=MappingProxyType(needs)) if needs else definition
 
     def _add(self, definition: Definition) -> None:
         versions = self._versions.setdefault(definition.name, {})
@@ -157,7 +173,8 @@ def _define_job(defined: Job[Any, Any]) -> Definition:
         queue=defined.queue,
         initial=STEP,
         steps=MappingProxyType(
-            {STEP: Step(STEP, _job_step(defined), defined.is_async, defined.timeout, defined.transactional)}
+            {STEP: Step(STEP, _job_step(defined), defined.is_async, defined.timeout, defined.transactional,
+                        defined.limits)}
         ),
         state=StateType(arguments, field="args"),
         owner=defined,

@@ -34,5 +34,7 @@ class Hold(StrEnum):
 
     DUE = "due"  # its time has not come
     KEY = "key"  # another instance holds its concurrency key
+    LIMIT = "limit"  # its concurrency limit has no free slot
+    RATE = "rate"  # its rate limit has not enough tokens, or others wait before it
     VERSION = "version"  # no live worker registers its machine and version
     UNFIT = "unfit"  # its state or step does not fit the registered code

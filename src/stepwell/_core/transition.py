@@ -48,7 +48,7 @@ def transition(
         text = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
     match outcome:
         case Next():
-            return _next(outcome, claim, definition, text, awaited)
+            return _next(outcome, claim, definition, text, awaited, registry or Registry())
         case Retry():
             return Commit(
                 claim=claim, status=Status.RUNNABLE, step=claim.step, version=definition.version,
@@ -56,7 +56,7 @@ def transition(
                 error=None if error is None else failure_text(error),
             )  # fmt: skip
         case Await():
-            return _await(outcome, claim, definition, text, awaited)
+            return _await(outcome, claim, definition, text, awaited, registry or Registry())
         case Spawn():
             return _spawn(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
         case Done():
@@ -74,14 +74,20 @@ def transition(
 
 
 def _next(
-    outcome: Next, claim: Claim, definition: Definition, state: str | None, awaited: tuple[int, ...]
+    outcome: Next,
+    claim: Claim,
+    definition: Definition,
+    state: str | None,
+    awaited: tuple[int, ...],
+    registry: Registry,
 ) -> Commit:
     key = outcome.concurrency_key
+    step = _target(definition, "step", outcome.step)
     delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
     return Commit(
         claim=claim,
         status=Status.RUNNABLE,
-        step=_target(definition, "step", outcome.step),
+        step=step,
         version=definition.version,
         attempt=0,
         delay=delay,
@@ -91,21 +97,30 @@ def _next(
         concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
         consumes=awaited,
         state=state,
+        needs=registry.limits.of_next(
+            definition.needs.get(step), claim.needs, outcome.concurrency_limit, outcome.rate_limit, outcome.weight
+        ),
     )
 
 
 def _await(
-    outcome: Await, claim: Claim, definition: Definition, state: str | None, awaited: tuple[int, ...]
+    outcome: Await,
+    claim: Claim,
+    definition: Definition,
+    state: str | None,
+    awaited: tuple[int, ...],
+    registry: Registry,
 ) -> Commit:
     if not outcome.names:
         raise InvalidOutcome("names", "an await on nothing never ends; name at least one signal")
     timeout = None if outcome.timeout is None else check_delay("timeout", outcome.timeout)
     if timeout is not None and not timeout:
         raise InvalidOutcome("timeout", "a timeout of zero waits for nothing; leave it out, or use Next")
+    step = _target(definition, "then", outcome.then)
     return Commit(
         claim=claim,
         status=Status.AWAITING_SIGNAL,
-        step=_target(definition, "then", outcome.then),
+        step=step,
         version=definition.version,
         attempt=0,
         awaits=tuple(dict.fromkeys(check_key("names", name) for name in outcome.names)),
@@ -113,6 +128,7 @@ def _await(
         handed=awaited,
         consumes=awaited if outcome.consume else (),
         state=state,
+        needs=registry.limits.of_next(definition.needs.get(step), claim.needs),
     )
 
 
@@ -126,15 +142,17 @@ def _spawn(
     max_payload: int,
 ) -> Commit:
     children = admit_many(registry, outcome.children, tenant=claim.tenant, max_payload=max_payload, field="children")
+    step = _target(definition, "then", outcome.then)
     return Commit(
         claim=claim,
         status=Status.AWAITING_CHILDREN if children else Status.RUNNABLE,
-        step=_target(definition, "then", outcome.then),
+        step=step,
         version=definition.version,
         attempt=0,
         consumes=awaited,
         children=tuple(children),
         state=state,
+        needs=registry.limits.of_next(definition.needs.get(step), claim.needs),
     )
 
 

@@ -9,6 +9,7 @@ from stepwell._runtime.executor import Executor
 from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.lease import Lease
+from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
 from stepwell._store import instances, keys, workers
@@ -34,6 +35,7 @@ class Claimer(Service):
         lanes: Lanes,
         executor: Executor,
         flusher: Flusher,
+        limiter: Limiter,
         prefetch: int,
         min_demand: int,
     ) -> None:
@@ -45,6 +47,7 @@ class Claimer(Service):
         self._lanes = lanes
         self._executor = executor
         self._flusher = flusher
+        self._limiter = limiter
         self._prefetch = prefetch
         self._min_demand = min_demand
         self._labels = registry.labels()
@@ -87,7 +90,19 @@ class Claimer(Service):
             lane.ready = True
             self.wake()
         await self._executor.take(answer.claims)
-        return await self._set_aside(lane, answer)
+        contended = bool(answer.limited) and await self._admit(lane, [row.id for row in answer.limited])
+        return await self._set_aside(lane, answer) or contended
+
+    async def _admit(self, lane: Lane, ids: list[int]) -> bool:
+        """Ask the limits about rows that need some; True if some may be claimable in a moment."""
+        try:
+            claims, contended = await self._limiter.admit(lane.queue, ids)
+        except BaseException:
+            lane.ready = True
+            raise
+        lane.ready |= contended
+        await self._executor.take(claims)
+        return contended
 
     async def _claim(self, lane: Lane, demand: int) -> Claimed | None:
         if _probes.hooks:
@@ -111,6 +126,7 @@ class Claimer(Service):
                 self._database, [row.id for row in answer.busy], [str(row.concurrency_key) for row in answer.busy]
             )
             contended = len(held) < len(answer.busy)
+            await self._limiter.pass_on(held.values())
         if answer.foreign:
             contended |= await self._set_aside_foreign(lane, answer.foreign)
         if contended:
@@ -128,7 +144,8 @@ class Claimer(Service):
         self._adopted |= adopted
         stranded = [row.id for row in foreign if row.label in orphans - adopted]
         if stranded:
-            await instances.hold_foreign(self._database, stranded)
+            held = await instances.hold_foreign(self._database, stranded)
+            await self._limiter.pass_on(held.values())
             # A worker that registered the version meanwhile may have looked before we held: look again.
             await instances.unhold_version(self._database)
         return True  # what stood behind them in the window may be ours

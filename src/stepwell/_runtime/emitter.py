@@ -12,6 +12,7 @@ from stepwell._core.status import Hold, Status
 from stepwell._runtime.hooks import Hooks
 from stepwell._store.flushes import Flushed
 from stepwell._store.instances import Reaped, Started
+from stepwell._store.limits import Held
 from stepwell.events import Event, EventName, OutcomeName
 
 
@@ -66,6 +67,12 @@ class Emitter:
         if "failed" in wanted:
             self._hooks.put([row for row in rows if row.failure is not None], lambda row: _reap("failed", row, now))
 
+    def waits(self, queue: str, rows: Sequence[Held]) -> None:
+        """Rows were put aside by a limit."""
+        if rows and "limit_wait" in self._hooks.wanted:
+            now = datetime.now(UTC)
+            self._hooks.put(rows, lambda row: _wait(queue, row, now))
+
     def _put_outcomes(self, outcomes: Sequence[tuple[Commit, Status, str | None]], now: datetime) -> None:
         ran = [one for one in outcomes if one[0].hold is not Hold.UNFIT]  # what was put aside has not run
         if "committed" in self._hooks.wanted:
@@ -107,6 +114,13 @@ def _outcome_name(commit: Commit) -> OutcomeName:
             return "Spawn"
         case _:
             return "Retry" if commit.keeps_awaits else "Next"
+
+
+def _wait(queue: str, row: Held, now: datetime) -> Event:
+    return Event(
+        name="limit_wait", at=now, id=row.id, key=row.key, tenant=row.tenant, machine=row.machine, version=row.version,
+        step=row.step, queue=queue, attempt=row.attempt, status=Status.RUNNABLE, parent_id=row.parent_id,
+    )  # fmt: skip
 
 
 def _reap(name: EventName, row: Reaped, now: datetime) -> Event:

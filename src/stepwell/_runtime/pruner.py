@@ -1,4 +1,4 @@
-"""Deletes what has ended and is old enough, in bounded batches. One acts at a time in a cluster."""
+"""Deletes what has ended and is old enough, in bounded batches, one worker at a time; and buckets that are full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from stepwell import _probes
 from stepwell._service import Service
-from stepwell._store import instances
+from stepwell._store import instances, limits
 from stepwell._store.database import Database
 
 log = logging.getLogger("stepwell")
@@ -32,4 +32,5 @@ class Pruner(Service):
             await _probes.reach("pruner.pruned", deleted=deleted)
         if largest == FULL_BATCH:
             return 0.0  # more is waiting
+        await limits.prune(self._database)
         return self._every * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret

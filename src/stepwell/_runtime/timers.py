@@ -1,4 +1,4 @@
-"""Knows the next due instant and wakes for it; also the one loop that polls, as the floor under all notices."""
+"""Knows the next due instant, of a row or of a line of tokens, and wakes for it; also the one loop that polls."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from stepwell import _probes
 from stepwell._runtime.lanes import Lanes
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
-from stepwell._store import instances
+from stepwell._store import instances, limits
 from stepwell._store.database import Database
 
 MARGIN = 0.001  # wake just after the instant, not just before it
 LOCKED_PAUSE = 0.02  # a due row is locked, by a client that begins to wait for it or by a foreign transaction
 FULL_TICK = 1_000
+FULL_FLOW = 100
 
 
 class Timers(Service):
@@ -46,18 +47,21 @@ class Timers(Service):
 
     async def tick(self) -> float | None:
         seen = await instances.tick(self._database, self._lanes.names)
-        for queue in seen.freed_queues:
+        let_go, wait = await limits.flow(self._database, seen.flowing) if seen.flowing else ([], None)
+        for queue in {*seen.freed_queues, *let_go}:
             if not self._lanes.mark_ready(queue):
                 self._notifier.announce_work(queue)
         for queue in seen.ready:
             self._lanes.mark_ready(queue)
-        if seen.ready or seen.freed_queues:
+        if seen.ready or seen.freed_queues or let_go:
             self._wake_claimer()
         if _probes.hooks:
             await _probes.reach("timers.ticked", freed=seen.freed)
-        if seen.freed == FULL_TICK:
+        if seen.freed == FULL_TICK or len(seen.flowing) == FULL_FLOW:
             return 0.0
         pause = self._next_pause(is_busy=bool(seen.ready))
+        if wait is not None:
+            pause = min(pause, wait + MARGIN)
         if seen.next_due is None:
             return pause
         return min(pause, seen.next_due + MARGIN if seen.next_due > 0 else LOCKED_PAUSE)

@@ -22,6 +22,7 @@ from stepwell._runtime.hands import Hands
 from stepwell._runtime.heartbeat import Heartbeat
 from stepwell._runtime.lanes import Lanes
 from stepwell._runtime.lease import Lease
+from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
@@ -29,7 +30,7 @@ from stepwell._runtime.runs import Surroundings
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
-from stepwell._store import instances, machines, notices, transactions
+from stepwell._store import instances, limits, machines, notices, transactions
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
 from stepwell.config import Settings
@@ -81,10 +82,14 @@ class Worker:
             surroundings=Surroundings(self._registry, settings.max_payload, resources), run_ahead=settings.run_ahead,
             around_sync_steps=around_sync_steps, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
+        limiter = Limiter(
+            database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
+            expect=self._timers.expect,
+        )  # fmt: skip
         self._claimer = Claimer(
             database=self._database, registry=self._registry, notifier=self._notifier, lease=self._lease,
-            lanes=self._lanes, executor=self._executor, flusher=self._flusher, prefetch=settings.prefetch,
-            min_demand=settings.min_demand,
+            lanes=self._lanes, executor=self._executor, flusher=self._flusher, limiter=limiter,
+            prefetch=settings.prefetch, min_demand=settings.min_demand,
         )  # fmt: skip
         self._reaper = Reaper(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
@@ -129,6 +134,7 @@ class Worker:
     async def start(self) -> None:
         """Register, bury dead predecessors of this host, and start the services."""
         await machines.register(self._database, self._registry.all(), self._settings.retention)
+        let_go = await limits.declare(self._database, self._registry.limits.all())
         await self._enter()
         await self._notifier.listen()
         self._subscribe()
@@ -141,6 +147,8 @@ class Worker:
         self._reaper.start()
         self._pruner.start()
         await self._free_held()
+        for queue in let_go:
+            self._notifier.announce_work(queue)
         log.info("worker %d: started with queues %s", self._lease.worker_id, dict(self._settings.queues))
 
     async def stop(self) -> None:

@@ -18,9 +18,15 @@ order by i.priority, i.due_at, i.id
 limit 1"""
 
 _DUE = """
-select min(i.due_at)
-from stepwell.instances i
-where i.status = 'runnable' and i.hold = 'due' and ($1::text[] is null or i.queue = any ($1::text[]))"""
+select least((select min(i.due_at)
+              from stepwell.instances i
+              where i.status = 'runnable' and i.hold = 'due' and ($1::text[] is null or i.queue = any ($1::text[]))),
+             (select min(b.next_at)
+              from stepwell.buckets b
+              where exists (select
+                            from stepwell.instances i
+                            where i.rate_limit = b.key and i.status = 'runnable' and i.hold = 'rate'
+                              and i.hold_reason is null and ($1::text[] is null or i.queue = any ($1::text[])))))"""
 
 _DEADLINES = """
 select count(*), max(i.deadline)
@@ -67,7 +73,7 @@ class Desk:
         return Runnable(**rows[0]) if rows else None
 
     async def next_due(self, queues: Sequence[str] | None) -> datetime | None:
-        """When the next row that waits for its time comes due."""
+        """When the next row that waits for its time comes due, or the next one that waits for tokens has them."""
         [(due,)] = await self._fetch(_DUE, queues)
         return due  # type: ignore[no-any-return]  # the column's type
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stepwell._core.entries import NewInstance
+from stepwell._core.needs import Needs
 from stepwell._store.borrowed import Borrowed
 from stepwell._store.borrowed.call import Argument, Call
 from stepwell._store.signals import NewSignal
@@ -97,9 +98,16 @@ def _entry(entry: NewInstance) -> dict[str, Any]:
         "key": entry.key,
         "key_scope": entry.key_scope,
         "concurrency_key": entry.concurrency_key,
+        **({} if entry.needs is None else _limits(entry.needs)),
         "state": msgspec.Raw(entry.state.encode()),
         "checked": True,
     }
+
+
+def _limits(needs: Needs) -> dict[str, Any]:
+    """As they were given: what the step itself declares is added by the door."""
+    weight = None if needs.rate_limit is None else needs.weight
+    return {"concurrency_limit": needs.own_limit, "rate_limit": needs.rate_limit, "weight": weight}
 
 
 def _signal(signal: NewSignal) -> dict[str, Any]:

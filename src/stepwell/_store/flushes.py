@@ -9,7 +9,7 @@ from datetime import timedelta
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.status import Status
-from stepwell._store import children, instances, keys, signals
+from stepwell._store import children, instances, keys, limits, signals
 from stepwell._store.database import Database, Session
 from stepwell._store.instances import Committed, Started
 
@@ -59,6 +59,9 @@ async def write(session: Session, commits: Sequence[Commit]) -> Flushed:
     if held:  # locked last: nobody who wants a key may wait for what we wait for above (a spawn's keyed child)
         await keys.lock(session, held)
         flushed.freed_queues += await keys.free(session, held)
+    slots = [commit.claim.concurrency_limit for commit in landed if commit.claim.concurrency_limit is not None]
+    if slots:
+        flushed.freed_queues += await limits.free(session, slots)
     return flushed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -11,13 +11,15 @@ from typing import Any
 import msgspec
 
 from stepwell._core.codec import decode_value
-from stepwell._core.commits import NOW, Commit
+from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
+from stepwell._core.needs import needs_text
 from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
-from stepwell._store import children, keys
+from stepwell._store import children, keys, limits
 from stepwell._store.database import Database, Queryable, Row, Session
 from stepwell._store.statements import statement
+from stepwell._store.wire import encode_commits
 from stepwell.errors import InvalidPayload
 
 
@@ -40,17 +42,19 @@ class Contender(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The answer to a claim: what is ours, what waits behind a busy key, what we do not know, what to try again."""
+    """The answer to a claim: what is ours, what waits behind a busy key, what we do not know, what to try again, and
+    what needs limits."""
 
     claims: list[Claim]
     busy: list[Contender]
     foreign: list[Contender]
     missed: bool
+    limited: list[Contender]
 
     @property
     def window(self) -> int:
         """How many rows were looked at."""
-        return len(self.claims) + len(self.busy) + len(self.foreign)
+        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -102,6 +106,7 @@ class Tick:
     freed: int
     freed_queues: list[str]
     ready: list[str]
+    flowing: list[str]  # rate limits whose line may go on
     next_due: float | None  # seconds
 
 
@@ -112,7 +117,7 @@ _NOBODY: Parent = (None, None, None)
 
 # What entries without a key have in common if they are alike, in the order of start_alike.sql.
 _alike = attrgetter(
-    "machine", "version", "step", "queue", "priority", "delay", "at", "tenant", "concurrency_key"
+    "machine", "version", "step", "queue", "priority", "delay", "at", "tenant", "concurrency_key", "needs"
 )  # fmt: skip
 
 
@@ -142,6 +147,7 @@ async def start(
         [round_ for _, round_, _ in of],
         [index for _, _, index in of],
         [],  # unchecked: none of them, their states have passed a door in Python
+        [needs_text(e.needs) for e in entries] if any(e.needs is not None for e in entries) else [],
     )
     return [Started(*row) for row in rows]
 
@@ -150,13 +156,15 @@ async def start_alike(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] = ()
 ) -> list[Started]:
     """Insert instances without keys that differ in their states only."""
+    *common, needs = _alike(entries[0])
     [(ids, later)] = await db.fetch(
         "instances/start_alike",
         [e.state for e in entries],
         [parent for parent, _, _ in parents],
         [round_ for _, round_, _ in parents],
         [index for _, _, index in parents],
-        *_alike(entries[0]),
+        *common,
+        needs_text(needs),
     )
     queue = entries[0].queue
     return [Started(position, id_, queue, later) for position, id_ in enumerate(ids)]
@@ -189,7 +197,7 @@ async def claim(
 ) -> Claimed:
     rows = await db.fetch("instances/claim", worker_id, queue, limit, labels, passed_over)
     claims: list[Claim] = []
-    losers: dict[str, list[Contender]] = {"busy": [], "foreign": [], "missed": []}
+    losers: dict[str, list[Contender]] = {"busy": [], "foreign": [], "limited": [], "missed": []}
     claimed_at: Any = next((row["claimed_at"] for row in rows if row["claimed_at"] is not None), None)
     for (
         verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, _,
@@ -202,48 +210,7 @@ async def claim(
             )  # fmt: skip
         else:
             losers[verdict].append(Contender(id_, f"{machine}@{version}", key))
-    return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]))
-
-
-class _Outcome(msgspec.Struct, omit_defaults=True):
-    """One commit as the statement reads it; what is at its default is left out."""
-
-    id: int
-    worker_id: int
-    fence: int
-    status: Status
-    step: str
-    version: int
-    attempt: int = 0
-    delay: timedelta = NOW
-    queue: str | None = None
-    priority: int | None = None
-    switches_key: bool = False
-    concurrency_key: str | None = None
-    hold: Hold | None = None
-    hold_reason: str | None = None
-    stores: bool = False
-    state: msgspec.Raw | None = None
-    result: msgspec.Raw | None = None
-    error: msgspec.Raw | None = None
-    keeps_awaits: bool = False
-    awaits: tuple[str, ...] | None = None
-    timeout: timedelta | None = None
-    spawns: int | None = None
-
-
-def _outcome(c: Commit) -> _Outcome:
-    claim = c.claim
-    return _Outcome(
-        claim.id, claim.worker_id, claim.fence, Status.EXECUTING if c.goes_on else c.status, c.step, c.version,
-        c.attempt, c.delay, c.queue, c.priority, c.switches_key, c.concurrency_key, c.hold, c.hold_reason,
-        c.stores, _raw(c.state), _raw(c.result), _raw(c.error), c.keeps_awaits, c.awaits, c.timeout,
-        None if c.children is None else len(c.children),
-    )  # fmt: skip
-
-
-def _raw(text: str | None) -> msgspec.Raw | None:
-    return None if text is None else msgspec.Raw(text)
+    return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]), losers["limited"])
 
 
 async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
@@ -255,12 +222,6 @@ async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
     ]
 
 
-def encode_commits(commits: Iterable[Commit]) -> str:
-    """What the commit statement is sent."""
-    return _ENCODER.encode([_outcome(commit) for commit in commits]).decode()
-
-
-_ENCODER = msgspec.json.Encoder()
 _STATUSES = {str(status): status for status in Status}
 
 
@@ -270,8 +231,8 @@ async def verify(db: Queryable, ids: Sequence[int]) -> dict[int, Trace]:
 
 
 async def tick(db: Queryable, queues: Sequence[str]) -> Tick:
-    [(freed, freed_queues, ready, next_due)] = await db.fetch("instances/tick", queues)
-    return Tick(freed, list(freed_queues), list(ready), next_due)
+    [(freed, freed_queues, ready, flowing, next_due)] = await db.fetch("instances/tick", queues)
+    return Tick(freed, list(freed_queues), list(ready), list(flowing), next_due)
 
 
 async def release(db: Database, worker_id: int, claims: Sequence[tuple[int, str | None]]) -> list[str]:
@@ -283,6 +244,7 @@ async def release(db: Database, worker_id: int, claims: Sequence[tuple[int, str 
             await keys.lock(session, held)
         rows = await session.fetch("instances/release", worker_id, ids)
         freed = await keys.free(session, held) if held else []
+        freed += await limits.free(session, limits.named(rows))
     return [row["queue"] for row in rows] + freed
 
 
@@ -313,11 +275,13 @@ async def reap(db: Database, lost: Sequence[Carried], max_crashes: int) -> tuple
         ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
         freed = await children.join(session, ends) if ends else []
         freed += await keys.free(session, held) if held else []
-    return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _ in rows], freed
+        freed += await limits.free(session, limits.named(rows))
+    return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _, _ in rows], freed
 
 
-async def hold_foreign(db: Queryable, ids: Sequence[int]) -> list[int]:
-    return [row["id"] for row in await db.fetch("instances/hold_foreign", ids)]
+async def hold_foreign(db: Queryable, ids: Sequence[int]) -> dict[int, str | None]:
+    """Put rows aside that no live worker can run; returns them, each with its concurrency limit."""
+    return {row["id"]: row["concurrency_limit"] for row in await db.fetch("instances/hold_foreign", ids)}
 
 
 FULL_UNHOLD = 1_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepwell._store import limits
 from stepwell._store.database import Database, Queryable
 
 
@@ -16,19 +17,25 @@ async def free(db: Queryable, keys: Sequence[str]) -> list[str]:
     return [row["queue"] for row in await db.fetch("keys/free", keys)]
 
 
-async def hold(db: Database, ids: Sequence[int], keys: Sequence[str]) -> list[int]:
-    """Put rows behind their busy keys; returns those that were, the others may be claimed after all."""
+async def hold(db: Database, ids: Sequence[int], keys: Sequence[str]) -> dict[int, str | None]:
+    """Put rows behind their busy keys; returns those that were, each with its concurrency limit. The others may be
+    claimed after all."""
     async with db.transaction() as session:
         await lock(session, keys)
         rows = await session.fetch("keys/hold", ids)
-    return [row["id"] for row in rows]
+    return {row["id"]: row["concurrency_limit"] for row in rows}
 
 
 async def free_idle(db: Database) -> list[str]:
-    """Let go what waits behind keys nobody holds; returns the queues. Normally finds nothing."""
-    idle = [row["key"] for row in await db.fetch("keys/find_idle")]
-    if not idle:
+    """Let go what waits behind keys nobody holds, and limits with room; returns the queues. Normally finds nothing."""
+    rows = await db.fetch("keys/find_idle")
+    if not rows:
         return []
+    idle = [row["key"] for row in rows if row["kind"] == "key"]
+    roomy = [row["key"] for row in rows if row["kind"] == "limit"]
     async with db.transaction() as session:
-        await lock(session, idle)
-        return await free(session, idle)
+        if idle:
+            await lock(session, idle)
+        queues = await free(session, idle) if idle else []
+        queues += await limits.free(session, roomy, all_room=True)
+    return queues + sorted(await limits.unhold(db)) if len(rows) > len(idle) + len(roomy) else queues

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
+from stepwell._core.codec import encode_value
 from stepwell._core.registry import Definition
 from stepwell._store.database import Database, Session
 
@@ -47,7 +48,14 @@ def _columns(definitions: Sequence[Definition], retention: timedelta | Literal[F
         [d.queue for d in definitions],
         [",".join(d.steps) for d in definitions],
         [_kept(retention if d.retention is None else d.retention) for d in definitions],
+        [_limits(d) for d in definitions],
     )
+
+
+def _limits(definition: Definition) -> str:
+    """What its steps declare, for the SQL doors: {step: [concurrency limit, rate limit, weight]}."""
+    needs = definition.needs.items()
+    return encode_value({step: [n.concurrency_limit, n.rate_limit, n.weight] for step, n in needs}, "limits")
 
 
 def _kept(retention: timedelta | Literal[False]) -> timedelta | None:

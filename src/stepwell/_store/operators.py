@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepwell._core.codec import encode_value
-from stepwell._store import children, keys
+from stepwell._core.needs import Needs
+from stepwell._store import children, keys, limits
 from stepwell._store.database import Database, Session
 
 
@@ -46,6 +47,7 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
     if held:  # locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key
         await keys.lock(session, held)
         queues += await keys.free(session, held)
+    queues += await limits.free(session, limits.named(rows))
     return Cancelled(
         [row["id"] for row in rows],
         [row["id"] for row in rows if row["watched"]],
@@ -61,15 +63,20 @@ async def retry(db: Database, instance_id: int, *, reason: str | None, by: str |
 
 
 async def restart(
-    db: Database, instance_id: int, step: str, state: str | None, key: str | None, *, reason: str | None, by: str | None
-) -> tuple[list[str], int | None]:
+    db: Database, instance_id: int, step: str, state: str | None, key: str | None, needs: Needs, *, reason: str | None,
+    by: str | None,
+) -> tuple[list[str], int | None]:  # fmt: skip
     """Put an instance at a step; returns the queues to wake, and its new fence if it was executing."""
     async with db.transaction() as session:
-        rows = await session.fetch("operators/restart", instance_id, step, state, _note("restart", by, reason))
+        rows = await session.fetch(
+            "operators/restart", instance_id, step, state, _note("restart", by, reason),
+            needs.concurrency_limit, needs.rate_limit, needs.weight,
+        )  # fmt: skip
         queues = [row["queue"] for row in rows]
         if key is not None:  # locked last, as in a cancel
             await keys.lock(session, [key])
             queues += await keys.free(session, [key])
+        queues += await limits.free(session, [row["held_limit"] for row in rows if row["held_limit"] is not None])
     return queues, next((row["fence"] for row in rows if row["was_executing"]), None)
 
 

@@ -136,7 +136,7 @@ where i.id is not null or t.instance_id is not null;
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._instances_start(text[], integer[], text[], text[], smallint[], interval[], timestamp with time zone[], text[], text[], text[], text[], text[], bigint[], integer[], integer[], boolean[])
+CREATE OR REPLACE FUNCTION stepwell._instances_start(text[], integer[], text[], text[], smallint[], interval[], timestamp with time zone[], text[], text[], text[], text[], text[], bigint[], integer[], integer[], boolean[], text[])
  RETURNS TABLE("position" integer, id bigint, queue text, later boolean)
  LANGUAGE plpgsql
 AS $function$
@@ -148,6 +148,7 @@ return query
 --   inserted in their order, so that two batches with the same keys wait for one another in one direction only.
 --   An entry without a key is always inserted; those with one are looked up in a hashed subplan, not joined: a join
 --   of two CTEs is quadratic wherever the planner takes it for small.
+--   $17: what each needs of limits, as in commit.sql; null for nearly every one.
 -- Index: instances_guard arbitrates keys; tombstones, one probe per key.
 -- Locks: none but the new rows; waits for whoever is inserting the same key.
 -- Returns: position, id, queue, and whether it waits for its due time.
@@ -156,19 +157,20 @@ with entries as materialized (
          coalesce(e.at, stepwell.now() + e.delay, stepwell.now()) as due_at
   from unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::smallint[], $6::interval[], $7::timestamptz[],
               $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::integer[],
-              $15::integer[], $16::boolean[])
+              $15::integer[], $16::boolean[], $17::text[])
        with ordinality as e(machine, version, step, queue, priority, delay, at,
                             tenant, key, key_scope, concurrency_key, state, parent_id, parent_round, child_index,
-                            unchecked, position)
+                            unchecked, needs, position)
   order by e.position
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, key, key_scope, concurrency_key,
-     parent_id, parent_round, child_index, created_at, updated_at)
+     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight)
   overriding system value
   select id, machine, version, step, queue, priority, due_at,
          case when due_at > stepwell.now() then 'due' end, tenant, key, key_scope, concurrency_key,
-         parent_id, parent_round, child_index, stepwell.now(), stepwell.now()
+         parent_id, parent_round, child_index, stepwell.now(), stepwell.now(),
+         e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1)
   from entries e
   where e.key is null
      or not exists (select from stepwell.tombstones t
@@ -227,6 +229,57 @@ select case
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._limit_name_problem(kind text, given text)
+ RETURNS text
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+  return case
+    when not exists (select from stepwell.limits l
+                     where l.kind = _limit_name_problem.kind and l.name = split_part(given, ':', 1))
+      then format('this database knows no %s limit %L; declare it in Engine(limits=[…]) and run stepwell migrate',
+                  kind, left(split_part(given, ':', 1), 200))
+    when given like '%:' then 'has an empty part behind its '':'''
+    when char_length(given) - strpos(given, ':') > 200 and strpos(given, ':') > 0
+      then 'has a part of more than 200 characters'
+  end;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._limit_problem(declared jsonb, concurrency_limit text, rate_limit text, weight numeric)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+  counted constant text := split_part(coalesce(rate_limit, declared ->> 1), ':', 1);
+  problem text;
+begin
+  if concurrency_limit is not null then
+    problem := stepwell._limit_name_problem('concurrency', concurrency_limit);
+    if problem is not null then
+      return array['SW001', 'concurrency_limit', problem];
+    end if;
+  end if;
+  if rate_limit is not null then
+    problem := stepwell._limit_name_problem('rate', rate_limit);
+    if problem is not null then
+      return array['SW001', 'rate_limit', problem];
+    end if;
+  end if;
+  return case
+    when weight is null then null
+    when weight not between 1 and 1000000000 or weight % 1 <> 0 then array['SW001', 'weight', format(
+      '%s is no whole number from 1 to 1000000000', left(weight::text, 20))]
+    when counted is null then array['SW001', 'weight', 'counts against a rate_limit, and there is none']
+    when weight > (select l.burst from stepwell.limits l where l.kind = 'rate' and l.name = counted)
+      then array['SW001', 'weight', format('%s is above the burst of rate limit %L: it could never run', weight,
+                                           counted)]
+  end;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._name_problem(name text, may_be_empty boolean DEFAULT false)
  RETURNS text
  LANGUAGE sql
@@ -238,8 +291,22 @@ select case
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._needs(declared jsonb, concurrency_limit text, rate_limit text, weight numeric)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+AS $function$
+select case
+  when coalesce(concurrency_limit, rate_limit, declared ->> 0, declared ->> 1) is not null
+    then jsonb_build_array(coalesce(declared ->> 0, concurrency_limit), concurrency_limit,
+                           coalesce(rate_limit, declared ->> 1),
+                           coalesce(weight::integer, case when rate_limit is null then (declared ->> 2)::integer end, 1)
+                          )::text
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._operators_cancel(bigint[], text, text)
- RETURNS TABLE(id bigint, fence bigint, watched boolean, was_executing boolean, joins bigint, parent_round integer)
+ RETURNS TABLE(id bigint, fence bigint, watched boolean, was_executing boolean, joins bigint, parent_round integer, concurrency_limit text)
  LANGUAGE plpgsql
 AS $function$
 #variable_conflict use_column
@@ -250,7 +317,7 @@ return query
 --   Run after operators/lock.sql.
 -- Index: the primary key (|| '': no other). Locks: the rows (ours already).
 -- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent whose join
---   it counts at.
+--   it counts at, and the limit of which it held a slot, or waited for one.
 with live as materialized (
   select i.id, i.joined as was_joined, i.status as was, i.deadline
   from stepwell.instances i
@@ -258,12 +325,13 @@ with live as materialized (
 ), cancelled as (
   update stepwell.instances i
   set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
-      worker_id = null, claimed_at = null, hold = null, hold_reason = null, deadline = null,
+      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
       joined = i.joined or i.parent_id is not null
   from live l
   where i.id = l.id
   returning i.id, i.fence, i.watched, l.was, l.deadline, l.was = 'executing' as was_executing,
-            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round
+            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round,
+            i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
   set error = $2::text::jsonb, operated = $3::text::jsonb
@@ -271,7 +339,7 @@ with live as materialized (
   from cancelled c
   where d.id = c.id
 )
-select id, fence, watched, was_executing, joins, parent_round
+select id, fence, watched, was_executing, joins, parent_round, concurrency_limit
 from cancelled;
 end
 $function$;
@@ -461,7 +529,7 @@ order by g.position;
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._start(machines text[], versions integer[], steps text[], queues text[], priorities smallint[], delays interval[], times timestamp with time zone[], tenants text[], keys text[], key_scopes text[], concurrency_keys text[], states text[], unchecked boolean[], notify boolean)
+CREATE OR REPLACE FUNCTION stepwell._start(machines text[], versions integer[], steps text[], queues text[], priorities smallint[], delays interval[], times timestamp with time zone[], tenants text[], keys text[], key_scopes text[], concurrency_keys text[], states text[], unchecked boolean[], needs text[], notify boolean)
  RETURNS TABLE("position" integer, id bigint, is_duplicate boolean)
  LANGUAGE plpgsql
 AS $function$
@@ -482,7 +550,7 @@ begin
            array_agg(distinct s.queue) filter (where not s.later), coalesce(bool_or(s.later), false)
     into ids, places, ready, is_later
     from stepwell._instances_start(machines, versions, steps, queues, priorities, delays, times, tenants, keys,
-                                   key_scopes, concurrency_keys, states, '{}', '{}', '{}', unchecked) s;
+                                   key_scopes, concurrency_keys, states, '{}', '{}', '{}', unchecked, needs) s;
     all_ready := all_ready || ready;
     has_later := has_later or is_later;
 
@@ -518,13 +586,14 @@ begin
     end if;
     select array_agg(e.position), array_agg(e.machine), array_agg(e.version), array_agg(e.step), array_agg(e.queue),
            array_agg(e.priority), array_agg(e.delay), array_agg(e.at), array_agg(e.tenant), array_agg(e.key),
-           array_agg(e.key_scope), array_agg(e.concurrency_key), array_agg(e.state), array_agg(e.unchecked)
+           array_agg(e.key_scope), array_agg(e.concurrency_key), array_agg(e.state), array_agg(e.unchecked),
+           array_agg(e.needs)
     into positions, machines, versions, steps, queues, priorities, delays, times, tenants, keys, key_scopes,
-         concurrency_keys, states, unchecked
+         concurrency_keys, states, unchecked, needs
     from unnest(positions, machines, versions, steps, queues, priorities, delays, times, tenants, keys, key_scopes,
-                concurrency_keys, states, unchecked)
+                concurrency_keys, states, unchecked, needs)
          with ordinality as e(position, machine, version, step, queue, priority, delay, at, tenant, key, key_scope,
-                              concurrency_key, state, unchecked, place)
+                              concurrency_key, state, unchecked, needs, place)
     where (e.place in (select unnest(places))) is true and e.place not in (select unnest(occupied));
   end loop;
 
@@ -680,7 +749,7 @@ begin
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell.start(machine text, state jsonb DEFAULT '{}'::jsonb, key text DEFAULT NULL::text, key_scope text DEFAULT 'live'::text, if_exists text DEFAULT 'raise'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, at timestamp with time zone DEFAULT NULL::timestamp with time zone, step text DEFAULT NULL::text, concurrency_key text DEFAULT NULL::text, version integer DEFAULT NULL::integer, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
+CREATE OR REPLACE FUNCTION stepwell.start(machine text, state jsonb DEFAULT '{}'::jsonb, key text DEFAULT NULL::text, key_scope text DEFAULT 'live'::text, if_exists text DEFAULT 'raise'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 0, delay interval DEFAULT NULL::interval, at timestamp with time zone DEFAULT NULL::timestamp with time zone, step text DEFAULT NULL::text, concurrency_key text DEFAULT NULL::text, version integer DEFAULT NULL::integer, tenant text DEFAULT ''::text, notify boolean DEFAULT true, concurrency_limit text DEFAULT NULL::text, rate_limit text DEFAULT NULL::text, weight integer DEFAULT NULL::integer)
  RETURNS bigint
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -703,14 +772,16 @@ begin
     perform stepwell._refuse('SW001', 'if_exists',
                              format('%L is neither ''raise'' nor ''return''', left(if_exists, 200)));
   end if;
-  select m.name, m.version, m.initial, m.queue, m.steps, l.max_payload
+  select m.name, m.version, m.initial, m.queue, m.steps, l.max_payload,
+         m.limits -> coalesce(start.step, m.initial) as declared
   into known
   from stepwell.meta l
   left join stepwell.machines m
     on m.name = start.machine and case when start.version is null then m.active else m.version = start.version end;
-  problem := stepwell._start_problem(
+  problem := coalesce(stepwell._start_problem(
     machine, version, step, key, key_scope, queue, priority, extract(epoch from delay), at::text, at, concurrency_key,
-    tenant, state, false, known.name, known.steps, known.max_payload);
+    tenant, state, false, known.name, known.steps, known.max_payload),
+    stepwell._limit_problem(known.declared, concurrency_limit, rate_limit, weight));
   if problem is not null then
     perform stepwell._refuse(problem[1], problem[2], problem[3]);
   end if;
@@ -721,7 +792,7 @@ begin
     array[coalesce(priority, 0)::smallint], array[delay], array[at], array[coalesce(tenant, '')],
     array[case when key_scope is not null then key end], array[case when key is not null then key_scope end],
     array[concurrency_key], array[case when state is null or state = 'null' then '{}' else state::text end],
-    array[true], notify) s;
+    array[true], array[stepwell._needs(known.declared, concurrency_limit, rate_limit, weight)], notify) s;
   if started.is_duplicate and if_exists = 'raise' then
     raise exception using errcode = 'SW010', column = 'key', detail = started.id::text,
       message = format('key: %L is occupied by instance %s', key, started.id),
@@ -750,7 +821,8 @@ begin
   perform stepwell._check_isolation();
   perform stepwell._check_shape('entries', entries, '{"machine": "string", "version": "number", "step": "string",
     "state": null, "key": "string", "key_scope": "string", "queue": "string", "priority": "number", "delay": "number",
-    "at": "string", "concurrency_key": "string", "tenant": "string", "checked": "boolean"}');
+    "at": "string", "concurrency_key": "string", "concurrency_limit": "string", "rate_limit": "string",
+    "weight": "number", "tenant": "string", "checked": "boolean"}');
 
   select (array_agg(array[c.problem[1], c.problem[2], c.problem[3], (c.place - 1)::text] order by c.place)
           filter (where c.problem is not null)) as problems,
@@ -764,26 +836,31 @@ begin
          array_agg(case when c.key is not null then c.scope end) as key_scope,
          array_agg(c.concurrency_key) as concurrency_key,
          array_agg(case when c.state is null or c.state = 'null' then '{}' else c.state::text end) as state,
-         array_agg(not c.is_checked) as unchecked
+         array_agg(not c.is_checked) as unchecked,
+         array_agg(stepwell._needs(c.declared, c.concurrency_limit, c.rate_limit, c.weight))
+           filter (where c.problem is null) as needs
   into given
   from (select e.*, m.name as known, m.version as known_version, m.initial, m.queue as known_queue, x.*,
-               stepwell._start_problem(
+               coalesce(stepwell._start_problem(
                  e.machine, e.version, e.step, e.key, x.scope, e.queue, e.priority, e.delay, e.written_at, x.at,
                  e.concurrency_key, e.tenant, e.state, x.is_checked, m.name, m.steps,
-                 (select max_payload from stepwell.meta)) as problem
+                 (select max_payload from stepwell.meta)),
+                 case when coalesce(e.concurrency_limit, e.rate_limit, e.weight::text) is not null then
+                   stepwell._limit_problem(x.declared, e.concurrency_limit, e.rate_limit, e.weight) end) as problem
         from rows from (
           jsonb_array_elements(entries),
           jsonb_to_recordset(entries) as (
             machine text, version numeric, step text, key text, queue text, priority numeric, delay numeric, at text,
-            concurrency_key text, tenant text, state jsonb, checked boolean)
+            concurrency_key text, concurrency_limit text, rate_limit text, weight numeric, tenant text, state jsonb,
+            checked boolean)
         ) with ordinality as e(entry, machine, version, step, key, queue, priority, delay, written_at, concurrency_key,
-                               tenant, state, checked, place)
+                               concurrency_limit, rate_limit, weight, tenant, state, checked, place)
         left join stepwell.machines m
           on m.name = e.machine and case when e.version is null then m.active else m.version = e.version end
         cross join lateral (
           select case when e.written_at is not null then stepwell._read_time(e.written_at) end as at,
                  case when e.entry ? 'key_scope' then e.entry ->> 'key_scope' else 'live' end as scope,
-                 coalesce(e.checked, false) as is_checked
+                 coalesce(e.checked, false) as is_checked, m.limits -> coalesce(e.step, m.initial) as declared
           offset 0) x
         order by e.place) c;
   if given.problems is not null then
@@ -792,7 +869,8 @@ begin
   elsif given.machine is not null then
     return query select * from stepwell._start(
       given.machine, given.version, given.step, given.queue, given.priority, given.delay, given.at, given.tenant,
-      given.key, given.key_scope, given.concurrency_key, given.state, given.unchecked, notify);
+      given.key, given.key_scope, given.concurrency_key, given.state, given.unchecked, given.needs,
+      notify);
   end if;
 end
 $function$;
@@ -861,7 +939,8 @@ begin
         joined_parents := joined_parents || ended.joins;
         rounds := rounds || ended.parent_round;
       end if;
-      frees_keys := frees_keys or (ended.was_executing and ended.id = any (holders));
+      frees_keys := frees_keys or (ended.was_executing and ended.id = any (holders))
+                    or ended.concurrency_limit is not null;
       if tells and ended.was_executing then
         perform pg_notify('stepwell_revoked', ended.id || ' ' || ended.fence);
       end if;
@@ -882,6 +961,17 @@ begin
   return is_cancelled;
 end
 $function$;
+
+create table stepwell.buckets (
+  key          text collate "C" not null,
+  tokens       double precision not null,
+  refilled_at  timestamp with time zone not null,
+  next_at      timestamp with time zone,
+  constraint buckets_pkey PRIMARY KEY (key),
+  constraint tokens_not_negative CHECK (tokens >= 0::double precision)
+) with (fillfactor=50, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
+CREATE INDEX buckets_next ON stepwell.buckets USING btree (next_at)
+  WHERE (next_at IS NOT NULL);
 
 create table stepwell.instance_data (
   id         bigint not null,
@@ -937,6 +1027,8 @@ CASE
     WHEN ((key_scope = 'live'::text) AND (status <> ALL (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]))) THEN key
     ELSE NULL::text
 END) stored,
+  slot               integer,
+  own_limit          text collate "C",
   constraint instances_pkey PRIMARY KEY (id),
   constraint awaiting_signal_has_names CHECK (status <> 'awaiting_signal'::text OR awaits IS NOT NULL),
   constraint children_not_negative CHECK (children_pending >= 0),
@@ -944,6 +1036,7 @@ END) stored,
   constraint finished_has_end CHECK ((status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text])) = (finished_at IS NOT NULL)),
   constraint hold_known CHECK (hold = ANY (ARRAY['due'::text, 'key'::text, 'limit'::text, 'rate'::text, 'version'::text, 'unfit'::text, 'paused'::text])),
   constraint key_has_scope CHECK ((key IS NULL) = (key_scope IS NULL) AND (key_scope = ANY (ARRAY['live'::text, 'forever'::text]))),
+  constraint only_executing_has_slot CHECK (slot IS NULL OR status = 'executing'::text),
   constraint only_runnable_is_held CHECK (hold IS NULL OR status = 'runnable'::text),
   constraint status_known CHECK (status = ANY (ARRAY['runnable'::text, 'executing'::text, 'awaiting_signal'::text, 'awaiting_children'::text, 'awaiting_external'::text, 'done'::text, 'failed'::text, 'cancelled'::text]))
 ) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05);
@@ -963,12 +1056,36 @@ CREATE INDEX instances_finished ON stepwell.instances USING btree (machine, fini
   WHERE (status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]));
 CREATE UNIQUE INDEX instances_guard ON stepwell.instances USING btree (tenant, guard)
   WHERE (guard IS NOT NULL);
+CREATE INDEX instances_in_limit_line ON stepwell.instances USING btree (concurrency_limit, priority, due_at, id)
+  WHERE ((status = 'runnable'::text) AND (hold = 'limit'::text) AND (hold_reason IS NULL));
+CREATE INDEX instances_in_rate_line ON stepwell.instances USING btree (rate_limit, priority, due_at, id)
+  WHERE ((status = 'runnable'::text) AND (hold = 'rate'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_key ON stepwell.instances USING btree (tenant, key, id)
   WHERE (key IS NOT NULL);
 CREATE INDEX instances_parent ON stepwell.instances USING btree (parent_id, parent_round, child_index)
   WHERE (parent_id IS NOT NULL);
+CREATE UNIQUE INDEX instances_slot ON stepwell.instances USING btree (concurrency_limit, slot)
+  WHERE ((status = 'executing'::text) AND (slot IS NOT NULL));
+CREATE INDEX instances_unlimited ON stepwell.instances USING btree (hold, id)
+  WHERE ((status = 'runnable'::text) AND (hold = ANY (ARRAY['limit'::text, 'rate'::text])) AND (hold_reason IS NOT NULL));
 CREATE INDEX instances_unrunnable ON stepwell.instances USING btree (hold, machine, version)
   WHERE ((status = 'runnable'::text) AND (hold = ANY (ARRAY['version'::text, 'unfit'::text])));
+
+create table stepwell.limits (
+  kind        text collate "C" not null,
+  name        text collate "C" not null,
+  n           integer not null,
+  per         interval,
+  burst       integer,
+  declared    jsonb not null,
+  version     integer default 1 not null,
+  changed_at  timestamp with time zone default now() not null,
+  changed_by  text,
+  constraint limits_pkey PRIMARY KEY (kind, name),
+  constraint kind_known CHECK (kind = ANY (ARRAY['concurrency'::text, 'rate'::text])),
+  constraint numbers_make_sense CHECK (n >= 0 AND (kind = 'concurrency'::text OR n > 0 AND burst > 0) AND per > '00:00:00'::interval),
+  constraint rate_has_bucket CHECK ((kind = 'rate'::text) = (per IS NOT NULL AND burst IS NOT NULL))
+);
 
 create table stepwell.machines (
   name        text collate "C" not null,
@@ -979,6 +1096,7 @@ create table stepwell.machines (
   active      boolean not null,
   updated_at  timestamp with time zone default now() not null,
   retention   interval default '1 day'::interval,
+  limits      jsonb default '{}'::jsonb not null,
   constraint machines_pkey PRIMARY KEY (name, version)
 );
 CREATE UNIQUE INDEX machines_active ON stepwell.machines USING btree (name)
@@ -1035,4 +1153,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (4);
+insert into stepwell.meta (version) values (5);

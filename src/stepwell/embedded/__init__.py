@@ -10,6 +10,6 @@ folder is the whole of its authentication.
 """
 
 from stepwell.embedded.programs import data_home, installed
-from stepwell.embedded.server import EmbeddedServer
+from stepwell.embedded.server import EmbeddedServer, join
 
-__all__ = ["EmbeddedServer", "data_home", "installed"]
+__all__ = ["EmbeddedServer", "data_home", "installed", "join"]

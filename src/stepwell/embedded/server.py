@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import fcntl
 import hashlib
@@ -13,6 +14,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Self
@@ -247,3 +249,11 @@ class EmbeddedServer:
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != self._account.uid or found.st_mode & 0o077:
                 raise EmbeddedError(f"{folder}, for the socket, is not private to us; remove it") from None
+
+
+async def join(stack: AsyncExitStack) -> str:
+    """Join the server of this user until the stack is left; returns its URL."""
+    server = EmbeddedServer()
+    url = await asyncio.to_thread(server.join)
+    stack.push_async_callback(asyncio.to_thread, server.leave)
+    return url

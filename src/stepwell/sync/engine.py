@@ -22,6 +22,7 @@ from stepwell.outcomes import Result
 from stepwell.sync.blocking import blocking, staying
 from stepwell.sync.handle import SyncHandle, handing, handing_each
 from stepwell.sync.insights import SyncInsights
+from stepwell.sync.limiting import SyncLimiting
 from stepwell.sync.relay import Relay
 from stepwell.sync.thread import wait_for
 from stepwell.sync.twin import Twin
@@ -65,6 +66,11 @@ class SyncEngine:
     def insights(self) -> SyncInsights:
         """Lists and figures for operators."""
         return SyncInsights(self._ask)
+
+    @property
+    def limits(self) -> SyncLimiting:
+        """The limits at run time: look at them, change them, reset them."""
+        return SyncLimiting(self._ask)
 
     @overload
     def on(self, events: Events, /) -> Callable[[Hooked], Hooked]: ...

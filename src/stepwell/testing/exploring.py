@@ -72,7 +72,7 @@ async def explore_crashes(
     """
     if not inspect.iscoroutinefunction(scenario):
         raise InvalidInput("scenario", f"expected an `async def scenario(h)`, got {scenario!r}")
-    runs = _Runs(scenario, check_machines(machines), settings, timeout)
+    runs = _Runs(scenario, check_machines(machines, settings.get("limits", ())), settings, timeout)
     plain = _Plan()
     expected, again = await runs.run(plain), await runs.run(_Plan())
     steps = plain.steps()

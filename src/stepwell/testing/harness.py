@@ -16,6 +16,7 @@ from stepwell._store import clones
 from stepwell._store.desk import Desk
 from stepwell.engine import Engine
 from stepwell.errors import HarnessError, InvalidInput
+from stepwell.limits import Limit
 from stepwell.testing import asserting
 from stepwell.testing.asserting import ANY, ErrorLike, Target
 from stepwell.testing.draining import Drain, Look, Workplace
@@ -30,8 +31,11 @@ __all__ = ["SERVER_SETTINGS", "Harness"]
 class Harness:
     """`async with Harness(machines=[…]) as h:` gives `h.engine`; on `$STEPWELL_TEST_DATABASE_URL`'s server if set."""
 
-    def __init__(self, machines: Iterable[Any] = (), *, resources: Any = None, **settings: Any) -> None:
-        self._machines = check_machines(machines)
+    def __init__(
+        self, machines: Iterable[Any] = (), *, limits: Iterable[Limit] = (), resources: Any = None, **settings: Any
+    ) -> None:
+        self._limits = list(limits)
+        self._machines = check_machines(machines, self._limits)
         self._resources = resources
         self._settings = settings
         self._stack = AsyncExitStack()
@@ -79,7 +83,10 @@ class Harness:
         """A second engine on the same database, as another process would have it."""
         if not self.url:
             raise HarnessError("the harness is not open; use it inside `async with Harness(machines=[…]) as h:`")
-        return Engine(self.url, machines=self._machines, resources=self._resources, **{**self._settings, **settings})
+        return Engine(
+            self.url, machines=self._machines, limits=self._limits, resources=self._resources,
+            **{**self._settings, **settings},
+        )  # fmt: skip
 
     @property
     def resources(self) -> Any:
@@ -216,13 +223,13 @@ def _see_nothing(_: str, __: Claim | None) -> bool:
     return False
 
 
-def check_machines(machines: Any) -> list[Any]:
+def check_machines(machines: Any, limits: Iterable[Limit] = ()) -> list[Any]:
     """A list of machines and jobs, or an error that says how to write it."""
     if isinstance(machines, str | bytes) or not isinstance(machines, Iterable):
         raise InvalidInput("machines", f"expected a list of machines and jobs, got {machines!r}; write "
                            f"machines=[{getattr(machines, '__name__', 'Checkout')}]")
     found = list(machines)
-    Registry(found)  # refuses what is none
+    Registry(found, limits)  # refuses what is none
     return found
 
 

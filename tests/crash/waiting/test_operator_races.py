@@ -186,7 +186,7 @@ async def test_a_claimer_does_not_wait_behind_a_spawn_that_waits_for_a_caller(co
     spawn = spawned(claim, contest.entries(Plain.child({}, key="child")))
     flush = await contest.blocked(spawning, flushes.flush(spawning, [spawn]))  # type: ignore[arg-type]
 
-    assert await keys.hold(claiming, [behind.id], ["k"]) == [behind.id]  # type: ignore[arg-type]
+    assert list(await keys.hold(claiming, [behind.id], ["k"])) == [behind.id]  # type: ignore[arg-type]
 
     await caller.commit()
     await flush

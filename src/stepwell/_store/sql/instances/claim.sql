@@ -5,14 +5,16 @@
 -- Locks: the rows of the window, no key update; by nobody waited for. Keys enter instances_concurrency_key in their
 --   order, so that two claims of the same keys wait for one another in one direction only.
 -- Returns: every row of the window with its verdict: 'claimed'; 'busy' (its key is taken); 'foreign' (its machine
---   and version are not in $4); 'missed' (somebody changed it between snapshot and lock, so its ctid is not the
---   snapshot's: claim it the next time). Rows not claimed are unchanged. Versions in $5, which other workers run,
---   are passed over, so that their backlog does not fill our window. The time of the claim is told once, by the
---   claimed row with the least id: it is the same for all, and reading a time costs the driver as much as nine texts.
+--   and version are not in $4); 'limited' (limits/admit.sql decides about it); 'missed' (somebody changed it between
+--   snapshot and lock, so its ctid is not the snapshot's: claim it the next time). Rows not claimed are unchanged.
+--   Versions in $5, which other workers run, are passed over, so that their backlog does not fill our window. The time
+--   of the claim is told once, by the claimed row with the least id: it is the same for all, and reading a time costs
+--   the driver as much as nine texts.
 -- The state is not read here: skip locked rechecks the newest hot row, a joined row would come from the older
 -- snapshot of this statement, and a step would run with the state before it.
 with candidates as materialized (
-  select i.ctid as tid, i.id, i.concurrency_key, i.machine, i.version, i.priority, i.due_at
+  select i.ctid as tid, i.id, i.concurrency_key, i.machine, i.version, i.priority, i.due_at,
+         i.concurrency_limit is not null or i.rate_limit is not null as is_limited
   from stepwell.instances i
   where i.queue = $2 and i.status = 'runnable' and i.hold is null
     and ($5::text[] = '{}' or not (i.machine || '@' || i.version) = any ($5::text[]))
@@ -23,11 +25,12 @@ with candidates as materialized (
   select c.*,
          case
            when not (c.machine || '@' || c.version) = any ($4::text[]) then 'foreign'
-           when c.concurrency_key is null then 'claimed'
+           when c.concurrency_key is null then case when c.is_limited then 'limited' else 'claimed' end
            when holder.found then 'busy'
            when row_number() over (partition by c.concurrency_key,
                                                 (c.machine || '@' || c.version) = any ($4::text[])
                                    order by c.priority, c.due_at, c.id) > 1 then 'busy'
+           when c.is_limited then 'limited'
            else 'claimed'
          end as verdict
   from candidates c

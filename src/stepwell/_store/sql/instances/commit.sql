@@ -3,7 +3,9 @@
 --   tenth of the work of 22 arrays, and reading it no more (PERFORMANCE.md).
 -- Keeps: a late worker's outcome changes nothing; side rows are written only for rows that committed. A row that is
 --   to go on ('executing': run-ahead) stays the claim's, under a new fence, unless a signal has come for it meanwhile;
---   then no indexed column changes, and the new row fits beside the old one without a word to any index.
+--   then no indexed column changes, and the new row fits beside the old one without a word to any index. (What has a
+--   slot never goes on.) `needs`, [concurrency limit, the instance's own, rate limit, weight], is null for nearly every
+--   row: it keeps them.
 -- Index: the primary key, driven from the ids. || '' hides the status from the planner: through an index over
 --   executing rows a commit would read a dead entry for everything done since the last vacuum. = any (array[…]) hides
 --   that it could be joined the other way round: planned on an empty table, it would be, and stay so while it fills.
@@ -17,7 +19,7 @@ with mine as materialized (
          id bigint, worker_id bigint, fence bigint, status text, step text, version integer, attempt integer,
          delay interval, queue text, priority smallint, switches_key boolean, concurrency_key text,
          hold text, hold_reason text, stores boolean, state jsonb, result jsonb, error jsonb,
-         keeps_awaits boolean, awaits text[], timeout interval, spawns integer)
+         keeps_awaits boolean, awaits text[], timeout interval, spawns integer, needs jsonb)
   join stepwell.instances i on i.id = any (array[o.id])
   where i.worker_id = o.worker_id and i.fence = o.fence and i.status || '' = 'executing'
   for no key update of i skip locked
@@ -41,6 +43,11 @@ with mine as materialized (
       queue = coalesce(m.queue, i.queue),
       priority = coalesce(m.priority, i.priority),
       concurrency_key = case when m.switches_key then m.concurrency_key else i.concurrency_key end,
+      concurrency_limit = case when m.needs is null then i.concurrency_limit else m.needs ->> 0 end,
+      own_limit = case when m.needs is null then i.own_limit else m.needs ->> 1 end,
+      rate_limit = case when m.needs is null then i.rate_limit else m.needs ->> 2 end,
+      weight = case when m.needs is null then i.weight else (m.needs ->> 3)::integer end,
+      slot = null,
       awaits = case
                  when m.keeps_awaits then i.awaits
                  else m.awaits

@@ -1,7 +1,8 @@
 -- Take rows that no live worker can run out of the claim's way, with the reason, until one registers their version.
 -- Keeps: only rows still runnable and unheld whose machine and version no live worker registers.
 -- Index: the primary key, driven from the ids (|| '' and any (array[…]): see commit.sql).
--- Locks: the rows, skip locked. Returns: ids that were held.
+-- Locks: the rows, skip locked. Returns: what was held, with the limit of which
+--   it takes no slot now.
 with stranded as materialized (
   select i.id
   from stepwell.instances i
@@ -16,4 +17,4 @@ set hold = 'version',
     hold_reason = format('no live worker registers %s version %s', i.machine, i.version)
 from stranded s
 where i.id = any (array[s.id])
-returning i.id
+returning i.id, i.concurrency_limit

@@ -5,7 +5,8 @@
 with page as materialized (
   select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
          i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
-         i.children_pending, i.created_at, i.updated_at, i.finished_at
+         i.children_pending, i.created_at, i.updated_at, i.finished_at,
+         i.concurrency_limit, i.rate_limit, i.weight
   from stepwell.instances i
   where i.id < coalesce($1::bigint, 9223372036854775807)
     and ($2::text[] is null or i.status = any ($2))

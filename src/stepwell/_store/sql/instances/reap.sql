@@ -9,7 +9,7 @@
 -- Index: the primary key, driven from the ids (|| '' and any (array[…]): see commit.sql).
 -- Locks: the rows, skip locked. Writes side rows only for what it failed.
 -- Returns: what was reaped: id, status, queue, whether a client waits, whether the step had begun, what it is and
---   from whom it was taken, why it failed, and the parent at which its end is to be counted.
+--   from whom it was taken, why it failed, the parent at which its end is to be counted, and whose slot is free.
 with dead as materialized (
   select i.id, i.fence, coalesce(w.has_left, false) as has_left,
          coalesce(i.claimed_at <= w.begun_at and not i.id = any (w.waiting), false) as begun
@@ -31,6 +31,7 @@ with dead as materialized (
       crashes = i.crashes + l.crashed::integer,
       worker_id = null,
       claimed_at = null,
+      slot = null,
       updated_at = stepwell.now()
   from lost l
   where i.id = any (array[l.id])
@@ -39,7 +40,7 @@ with dead as materialized (
             case when i.status = 'failed'
                  then format('step %L ended its worker %s times in a row (max_crashes)', i.step, i.crashes)
             end as failure,
-            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round
+            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round, i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
   set error = jsonb_build_object('type', 'CrashLoop', 'message', r.failure, 'traceback', null)
@@ -47,5 +48,5 @@ with dead as materialized (
   where d.id = any (array[r.id]) and r.status = 'failed'
 )
 select id, status, queue, watched, begun, machine, version, step, tenant, key, attempt, worker_id, parent_id, failure,
-       joins, parent_round
+       joins, parent_round, concurrency_limit
 from reaped

@@ -2,7 +2,7 @@
 -- Keeps: only rows that still carry the worker's id.
 -- Index: the primary key, driven from the ids (|| '' and any (array[…]): see commit.sql).
 -- Locks: the rows, skip locked (what a foreign transaction holds stays, and is the reaper's).
--- Returns: id and queue of what was given back.
+-- Returns: id and queue of what was given back, and the limit whose slot is free.
 with mine as materialized (
   select i.id
   from stepwell.instances i
@@ -10,7 +10,7 @@ with mine as materialized (
   for no key update skip locked
 )
 update stepwell.instances i
-set status = 'runnable', worker_id = null, claimed_at = null, updated_at = stepwell.now()
+set status = 'runnable', worker_id = null, claimed_at = null, slot = null, updated_at = stepwell.now()
 from mine
 where i.id = any (array[mine.id])
-returning i.id, i.queue, i.watched
+returning i.id, i.queue, i.watched, i.concurrency_limit

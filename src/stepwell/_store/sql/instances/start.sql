@@ -3,6 +3,7 @@
 --   inserted in their order, so that two batches with the same keys wait for one another in one direction only.
 --   An entry without a key is always inserted; those with one are looked up in a hashed subplan, not joined: a join
 --   of two CTEs is quadratic wherever the planner takes it for small.
+--   $17: what each needs of limits, as in commit.sql; null for nearly every one.
 -- Index: instances_guard arbitrates keys; tombstones, one probe per key.
 -- Locks: none but the new rows; waits for whoever is inserting the same key.
 -- Returns: position, id, queue, and whether it waits for its due time.
@@ -11,19 +12,20 @@ with entries as materialized (
          coalesce(e.at, stepwell.now() + e.delay, stepwell.now()) as due_at
   from unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::smallint[], $6::interval[], $7::timestamptz[],
               $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::integer[],
-              $15::integer[], $16::boolean[])
+              $15::integer[], $16::boolean[], $17::text[])
        with ordinality as e(machine, version, step, queue, priority, delay, at,
                             tenant, key, key_scope, concurrency_key, state, parent_id, parent_round, child_index,
-                            unchecked, position)
+                            unchecked, needs, position)
   order by e.position
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, key, key_scope, concurrency_key,
-     parent_id, parent_round, child_index, created_at, updated_at)
+     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight)
   overriding system value
   select id, machine, version, step, queue, priority, due_at,
          case when due_at > stepwell.now() then 'due' end, tenant, key, key_scope, concurrency_key,
-         parent_id, parent_round, child_index, stepwell.now(), stepwell.now()
+         parent_id, parent_round, child_index, stepwell.now(), stepwell.now(),
+         e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1)
   from entries e
   where e.key is null
      or not exists (select from stepwell.tombstones t

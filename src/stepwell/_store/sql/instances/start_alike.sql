@@ -1,5 +1,6 @@
 -- Insert new instances that have no keys and differ in nothing but their states, and in their parents if they are
 -- children: what start.sql does, by one array instead of sixteen.
+-- $14: what they need of limits, as in commit.sql; null nearly always.
 -- Keeps: all are inserted, with their states; ids grow in the order of the array.
 -- Index: none. Locks: none but the new rows; waits for nobody.
 -- Returns: one row: the ids in the order of the array, and whether they wait for their due time.
@@ -12,11 +13,13 @@ with entries as materialized (
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, concurrency_key,
-     parent_id, parent_round, child_index, created_at, updated_at)
+     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight)
   overriding system value
   select e.id, $5::text, $6::integer, $7::text, $8::text, $9::smallint, a.due_at,
          case when a.due_at > stepwell.now() then 'due' end, $12::text, $13::text,
-         e.parent_id, e.parent_round, e.child_index, stepwell.now(), stepwell.now()
+         e.parent_id, e.parent_round, e.child_index, stepwell.now(), stepwell.now(),
+         $14::text::jsonb ->> 0, $14::text::jsonb ->> 1, $14::text::jsonb ->> 2,
+         coalesce(($14::text::jsonb ->> 3)::integer, 1)
   from alike a, entries e
 ), stored as (
   insert into stepwell.instance_data (id, state)

@@ -4,8 +4,9 @@
 --   next look.
 -- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined).
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
--- Returns: one row: how many came due, their queues, the queues of $1 with work, seconds to the next due time
---   (not above 0: a row is due, and somebody holds it locked).
+-- Returns: one row: how many came due, their queues, the queues of $1 with work, up to 100 rate limits whose line may
+--   go on (buckets_next), and the seconds to the next due time (not above 0: a row is due, and somebody holds it
+--   locked).
 with due as materialized (
   select i.id
   from stepwell.instances i
@@ -32,6 +33,12 @@ with due as materialized (
   from expired e
   where i.id = any (array[e.id])
   returning i.queue
+), flowing as materialized (
+  select b.key
+  from stepwell.buckets b
+  where b.next_at <= stepwell.now()
+  order by b.next_at
+  limit 100
 ), ripe as (
   select queue from freed
   union all
@@ -44,6 +51,7 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
              where exists (select from stepwell.instances i
                            where i.queue = q.name and i.status = 'runnable' and i.hold is null
                            offset 0)) as ready,
+       array(select key from flowing) as flowing,
        extract(epoch from least((select i.due_at
                                  from stepwell.instances i
                                  where i.status = 'runnable' and i.hold = 'due' and i.id not in (select id from due)
@@ -53,5 +61,10 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
                                  from stepwell.instances i
                                  where i.deadline is not null and i.id not in (select id from expired)
                                  order by i.deadline
+                                 limit 1),
+                                (select b.next_at
+                                 from stepwell.buckets b
+                                 where b.next_at > stepwell.now()
+                                 order by b.next_at
                                  limit 1))
                           - stepwell.now())::float8 as next_due

@@ -2,7 +2,7 @@
 -- Keeps: a row is held only while an executing row holds its key.
 -- Index: the primary key, driven from the ids (|| '' and any (array[…]): see instances/commit.sql); the key's holder
 --   by one probe per row (offset 0: never joined). Locks: the rows, skip locked.
--- Returns: ids that were held; the others may be claimed.
+-- Returns: what was held, with the limit of which it takes no slot now; the others may be claimed.
 with behind as materialized (
   select i.id
   from stepwell.instances i
@@ -16,4 +16,4 @@ update stepwell.instances i
 set hold = 'key'
 from behind b
 where i.id = any (array[b.id])
-returning i.id
+returning i.id, i.concurrency_limit

@@ -3,7 +3,7 @@
 --   Run after operators/lock.sql.
 -- Index: the primary key (|| '': no other). Locks: the rows (ours already).
 -- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent whose join
---   it counts at.
+--   it counts at, and the limit of which it held a slot, or waited for one.
 with live as materialized (
   select i.id, i.joined as was_joined, i.status as was, i.deadline
   from stepwell.instances i
@@ -11,12 +11,13 @@ with live as materialized (
 ), cancelled as (
   update stepwell.instances i
   set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
-      worker_id = null, claimed_at = null, hold = null, hold_reason = null, deadline = null,
+      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
       joined = i.joined or i.parent_id is not null
   from live l
   where i.id = l.id
   returning i.id, i.fence, i.watched, l.was, l.deadline, l.was = 'executing' as was_executing,
-            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round
+            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round,
+            i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
   set error = $2::text::jsonb, operated = $3::text::jsonb
@@ -24,5 +25,5 @@ with live as materialized (
   from cancelled c
   where d.id = c.id
 )
-select id, fence, watched, was_executing, joins, parent_round
+select id, fence, watched, was_executing, joins, parent_round, concurrency_limit
 from cancelled

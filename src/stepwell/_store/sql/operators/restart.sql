@@ -1,19 +1,22 @@
 -- Put an instance, whatever its status, at a step of the operator's choice, with another state if one is given.
 -- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited.
--- Index: the primary key. Locks: the row. Returns: id, fence, queue, and whether it was executing.
+--   It needs what its new step declares ($5 to $7), or else its own concurrency limit.
+-- Index: the primary key. Locks: the row. Returns: id, fence, queue, whether it was executing, and the limit of which
+--   it held a slot, or waited for one.
 with before as materialized (
-  select i.id, i.status as was
+  select i.id, i.status as was, i.concurrency_limit
   from stepwell.instances i
   where i.id = $1
   for no key update
 ), again as (
   update stepwell.instances i
   set status = 'runnable', step = $2, attempt = 0, crashes = 0, fence = i.fence + 1,
-      worker_id = null, claimed_at = null, hold = null, hold_reason = null, deadline = null, children_pending = 0,
-      due_at = stepwell.now(), updated_at = stepwell.now(), finished_at = null
+      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
+      children_pending = 0, due_at = stepwell.now(), updated_at = stepwell.now(), finished_at = null,
+      concurrency_limit = coalesce($5::text, i.own_limit), rate_limit = $6, weight = $7
   from before b
   where i.id = b.id
-  returning i.id, i.fence, i.queue, b.was
+  returning i.id, i.fence, i.queue, b.was, b.concurrency_limit as held_limit
 ), stored as (
   update stepwell.instance_data d
   set state = coalesce($3::text::jsonb, d.state), result = null, error = null,
@@ -21,5 +24,5 @@ with before as materialized (
   from again a
   where d.id = a.id
 )
-select id, fence, queue, was = 'executing' as was_executing
+select id, fence, queue, was = 'executing' as was_executing, held_limit
 from again

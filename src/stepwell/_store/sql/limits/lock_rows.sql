@@ -1,0 +1,16 @@
+-- Lock every limit, of slots or of tokens, that the given rows need, before they are looked at.
+-- Keeps: whoever admits, holds, frees or lets flow takes this lock first, and looks with a snapshot taken after it.
+-- Index: the primary key. Locks: one advisory lock per limit, in the order of their hashes, held to the commit.
+-- Returns: what was locked; a row that needs another limit by now is left alone.
+with needed as materialized (
+  select i.concurrency_limit, i.rate_limit
+  from stepwell.instances i
+  where i.id = any ($1::bigint[])
+), names as materialized (
+  select distinct n.kind, n.key, hashtextextended('stepwell:' || n.kind || ':' || n.key, 0) as hash
+  from needed d
+  cross join lateral (values ('limit', d.concurrency_limit), ('rate', d.rate_limit)) as n(kind, key)
+  where n.key is not null
+)
+select n.kind, n.key, pg_advisory_xact_lock(n.hash)::text as locked
+from (select kind, key, hash from names order by hash) n

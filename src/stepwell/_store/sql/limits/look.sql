@@ -1,0 +1,50 @@
+-- Look at rows that need limits, and at those limits. Run under limits/lock_rows.sql: the snapshot is taken after it.
+-- Keeps: only rows still runnable and unheld. What is taken is what executes: an executing row is its slot, so that
+--   nothing is credited when a holder ends in whatever way. A bucket that is not there is full; time that seems to run
+--   back (a transaction that began earlier and waited) fills nothing.
+-- Index: the primary key (|| '' and any (array[…]): see instances/commit.sql); instances_slot, instances_in_limit_line
+--   and instances_in_rate_line, once per limit.
+-- Locks: the rows, skip locked.
+-- Returns: 'row': a row with what it needs, and whether its concurrency key is busy; 'limit': a concurrency limit with
+--   its slots that are taken; 'rate': a rate limit with its tokens, and who stands first in its line. n is null where
+--   nobody declares the limit.
+with given as materialized (
+  select i.id, i.concurrency_limit, i.rate_limit, i.weight, i.priority, i.due_at,
+         i.concurrency_key is not null
+           and exists (select from stepwell.instances e
+                       where e.concurrency_key = i.concurrency_key and e.status = 'executing'
+                       offset 0) as is_busy
+  from stepwell.instances i
+  where i.id = any ($1::bigint[]) and i.status || '' = 'runnable' and i.hold is null
+  for no key update of i skip locked
+), gates as materialized (
+  select g.key, l.n,
+         array(select e.slot
+               from stepwell.instances e
+               where e.concurrency_limit = g.key and e.status = 'executing' and e.slot is not null) as taken
+  from (select distinct d.concurrency_limit as key from given d where d.concurrency_limit is not null) g
+  left join stepwell.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
+), buckets as materialized (
+  select g.key, l.burst, l.n / extract(epoch from l.per)::float8 as per_second, h.id, h.priority, h.due_at, h.weight,
+         least(l.burst, coalesce(b.tokens + greatest(extract(epoch from stepwell.now() - b.refilled_at)::float8, 0)
+                                            * (l.n / extract(epoch from l.per)::float8), l.burst)) as tokens
+  from (select distinct d.rate_limit as key from given d where d.rate_limit is not null) g
+  left join stepwell.limits l on l.kind = 'rate' and l.name = any (array[split_part(g.key, ':', 1)])
+  left join stepwell.buckets b on b.key = any (array[g.key])
+  left join lateral (
+    select i.id, i.priority, i.due_at, i.weight
+    from stepwell.instances i
+    where i.rate_limit = g.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
+    order by i.priority, i.due_at, i.id
+    limit 1
+  ) h on true
+)
+select 'row' as what, d.id, d.priority, d.due_at, d.concurrency_limit, d.rate_limit, d.weight, d.is_busy,
+       null::integer as n, null::integer[] as taken, null::float8 as per_second, null::float8 as tokens
+from given d
+union all
+select 'limit', null, null, null, g.key, null, null, null, g.n, g.taken, null, null
+from gates g
+union all
+select 'rate', b.id, b.priority, b.due_at, null, b.key, b.weight, null, b.burst, null, b.per_second, b.tokens
+from buckets b

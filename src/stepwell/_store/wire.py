@@ -1,0 +1,60 @@
+"""Commits as the statement reads them: one JSON array, in which what is at its default is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import msgspec
+
+from stepwell._core.commits import NOW, Commit
+from stepwell._core.status import Hold, Status
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def encode_commits(commits: Iterable[Commit]) -> str:
+    """What the commit statement is sent."""
+    return _ENCODER.encode([_outcome(commit) for commit in commits]).decode()
+
+
+class _Outcome(msgspec.Struct, omit_defaults=True):
+    """One commit as the statement reads it; what is at its default is left out."""
+
+    id: int
+    worker_id: int
+    fence: int
+    status: Status
+    step: str
+    version: int
+    attempt: int = 0
+    delay: timedelta = NOW
+    queue: str | None = None
+    priority: int | None = None
+    switches_key: bool = False
+    concurrency_key: str | None = None
+    hold: Hold | None = None
+    hold_reason: str | None = None
+    stores: bool = False
+    state: msgspec.Raw | None = None
+    result: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+    keeps_awaits: bool = False
+    awaits: tuple[str, ...] | None = None
+    timeout: timedelta | None = None
+    spawns: int | None = None
+    needs: tuple[str | None, str | None, str | None, int] | None = None
+
+
+def _outcome(c: Commit) -> _Outcome:
+    claim = c.claim
+    return _Outcome(
+        claim.id, claim.worker_id, claim.fence, Status.EXECUTING if c.goes_on else c.status, c.step, c.version,
+        c.attempt, c.delay, c.queue, c.priority, c.switches_key, c.concurrency_key, c.hold, c.hold_reason,
+        c.stores, _raw(c.state), _raw(c.result), _raw(c.error), c.keeps_awaits, c.awaits, c.timeout,
+        None if c.children is None else len(c.children), None if c.needs is None else c.needs.fields,
+    )  # fmt: skip
+
+
+def _raw(text: str | None) -> msgspec.Raw | None:
+    return None if text is None else msgspec.Raw(text)
