@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -142,22 +143,24 @@ class Client:
         self, given: list[NewSignal], targets: list[int | str], connection: object, notify: bool
     ) -> list[NoTarget | None]:
         """Deliver; a key that changed hands while we waited for its last holder is looked up once more."""
-        answers: list[NoTarget | None] = [NoTarget(target) for target in targets]
         if connection is not None:
             reached = await doors.signal_many(borrow(connection), given, notify=notify)
-            return [answer if id_ is None else None for answer, id_ in zip(answers, reached, strict=True)]
-        pending = list(range(len(given)))
+            return [NoTarget(target) if id_ is None else None for target, id_ in zip(targets, reached, strict=True)]
+        missed = pending = list(range(len(given)))
         for _ in range(MOST_TRIES):
             batch = [given[i] for i in pending]
             delivered = await retried(partial(signals.deliver, self._database, batch))
-            for i, delivery in zip(pending, delivered, strict=True):
-                if delivery.target is not None:
-                    answers[i] = None
-                if delivery.queue is not None and notify:
-                    self._notifier.announce_work(delivery.queue)
+            if notify:
+                for queue, count in Counter(d.queue for d in delivered if d.queue is not None).items():
+                    self._notifier.announce_work(queue, count)
+            reached_now = {i for i, delivery in zip(pending, delivered, strict=True) if delivery.target is not None}
+            missed = [i for i in missed if i not in reached_now]
             pending = [i for i, delivery in zip(pending, delivered, strict=True) if delivery.is_orphaned]
             if not pending:
                 break
+        answers: list[NoTarget | None] = [None] * len(given)
+        for i in missed:
+            answers[i] = NoTarget(targets[i])
         return answers
 
     async def signal_or_start(
@@ -172,7 +175,8 @@ class Client:
             reached = await self._signal_or_start_once(sent, entry)
             if reached is not None:
                 return self._handle(reached, entry)
-        occupants = await instances.find_occupants(self._database, [(entry.tenant, key)])
+        async with self._database.transaction() as session:
+            occupants = await instances.find_occupants(session, [(entry.tenant, key)])
         if occupants:  # an ended instance keeps it for ever: nobody can be signalled, nobody started
             raise Duplicate(key, occupants[0])
         raise Contention(f"key {key!r} changed hands faster than it could be reached")

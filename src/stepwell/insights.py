@@ -10,9 +10,9 @@ from datetime import datetime
 from stepwell._core.ranges import check_at, check_text
 from stepwell._core.records import Instance, Signal
 from stepwell._core.status import Status
-from stepwell._store import instances, signals, workers
+from stepwell._store import lists, signals, workers
 from stepwell._store.database import Database
-from stepwell._store.instances import Filter
+from stepwell._store.lists import Filter
 from stepwell._store.workers import WorkerRow
 from stepwell.errors import InvalidInput
 
@@ -62,7 +62,7 @@ class Insights:
             created_from=None if created_from is None else check_at("created_from", created_from),
             created_before=None if created_before is None else check_at("created_before", created_before),
         )
-        found = await instances.list_page(self._database, wanted, below=below, limit=limit + 1)
+        found = await lists.list_page(self._database, wanted, below=below, limit=limit + 1)
         more = len(found) > limit
         return Page(found[:limit], found[limit - 1].id if more else None)
 
@@ -81,7 +81,7 @@ class Insights:
         """An instance's family, from its topmost parent down, each with its depth; empty if there is no such."""
         if isinstance(instance_id, bool) or not isinstance(instance_id, int):
             raise InvalidInput("instance_id", f"expected an id (int), got {instance_id!r}")
-        return await instances.tree(self._database, instance_id) if 0 < instance_id < 2**63 else []
+        return await lists.tree(self._database, instance_id) if 0 < instance_id < 2**63 else []
 
     async def inbox(self, instance_id: int) -> builtins.list[Signal]:
         """The signals that an instance has not consumed, in arrival order."""

@@ -120,7 +120,8 @@ class Operating:
             self._notifier.announce_work(queue)
 
     async def _duplicate(self, instance: Instance) -> Duplicate:
-        occupants = await instances.find_occupants(self._database, [(instance.tenant, str(instance.key))])
+        async with self._database.transaction() as session:
+            occupants = await instances.find_occupants(session, [(instance.tenant, str(instance.key))])
         return Duplicate(str(instance.key), occupants.get(0, instance.id))
 
 

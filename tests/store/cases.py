@@ -10,9 +10,14 @@ from typing import Any
 
 import asyncpg
 
-from stepwell._store.database import CLIENT, WORKER
+from stepwell._store.database import CLIENT, PLAN_ANEW, WORKER
 from tests.store.backlog import HOT, LABELS, LIVE_WORKERS
 
+SESSIONS: dict[str, Mapping[str, str]] = {
+    "worker": WORKER,
+    "client": CLIENT,
+    "anew": {**CLIENT, **dict([PLAN_ANEW.removeprefix("set local ").split(" = ")])},
+}
 LEASE, BEAT = timedelta(seconds=60), timedelta(seconds=20)
 NOTHING = timedelta(0)
 
@@ -53,7 +58,7 @@ class Case:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        return WORKER if self.session == "worker" else CLIENT
+        return SESSIONS[self.session]
 
     def __str__(self) -> str:
         return f"{self.name} {self.size} {self.session}"
@@ -111,6 +116,10 @@ def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:
     arguments = list(start(_, size))
     arguments[8:10] = [f"new {n:06}" for n in range(size)], ["live"] * size
     return tuple(arguments)
+
+
+def occupants(_: Sample, size: int) -> tuple[Any, ...]:
+    return [""] * size, [f"order {n}" for n in range(size)]
 
 
 def recheck(given: Sample, size: int) -> tuple[Any, ...]:
@@ -204,7 +213,8 @@ CASES = [
     *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),
     *(Case("signals/recheck", recheck, n, _on("pkey"), 45, inbox=_INBOX) for n in (1, 100)),
     *(Case("signals/consume", consume, n, frozenset(), 16, inbox=_SIGNAL) for n in (1, 100)),
-    *(Case("signals/drop", lambda given, n: (given.parked[:n],), n, _on("pkey"), 18, inbox=_INBOX) for n in (1, 100)),
+    *(Case("signals/drop", lambda given, n: (given.parked[:n], True), n, _on("pkey"), 18, inbox=_INBOX)
+      for n in (1, 100)),
     *(Case("children/lock_parents", lambda given, n: (given.parents[:n],), n) for n in (1, 100)),
     *(Case("children/join", ends, n, per_row=45) for n in (1, 100)),
     *(Case("children/settle", settle, n, per_row=45) for n in (1, 100)),
@@ -221,8 +231,9 @@ CASES = [
       for n, s in ((1, "client"), (1000, "client"), (1000, "worker"))),
     *(Case("instances/read", lambda given, n: (given.runnable[:n],), n, session="client") for n in (1, 100)),
     Case("instances/watch", lambda given, _: (given.runnable[7] if given.runnable else 8,), session="client"),
+    Case("instances/find_occupants", occupants, 100, _on("guard"), session="anew"),
     Case("instances/find_key", lambda _, n: ("", "order 100"), 1, _on("guard", "key"), session="client"),
-    Case("instances/list", lambda _, n: listed(), 51, per_row=6, session="client"),
-    Case("instances/list", lambda _, n: listed(35_000, ["failed"]), 51, per_row=40, session="client",
+    Case("instances/list", lambda _, n: listed(), 51, per_row=6, session="anew"),
+    Case("instances/list", lambda _, n: listed(35_000, ["failed"]), 51, per_row=40, session="anew",
          by_statistics=True),
 ]  # fmt: skip

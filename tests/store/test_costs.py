@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepwell import Context, Done, Machine, step
+from stepwell import Await, Context, Done, Machine, step
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
@@ -196,6 +196,34 @@ async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(m
 
         spent = [name for name in tally.sent if name not in HOUSEKEEPING]
         assert spent == ["instances/start_alike", "instances/claim", "workers/begin", "instances/commit"]
+
+
+async def test_a_signal_costs_six_statements_to_the_end_of_its_instance_and_the_last_is_waited_for_by_nobody(
+    make_harness: MakeHarness,
+) -> None:
+    class Parked(Machine):
+        @step
+        async def start(self, ctx: Context[None]) -> Await:
+            return Await("go", then=self.finish)
+
+        @step
+        async def finish(self, ctx: Context[None]) -> Done:
+            return Done()
+
+    h = await make_harness([Parked], poll=NO_POLL, max_poll=NO_POLL)
+    async with h.engine.worker() as worker:
+        parked = await h.engine.start(Parked)
+        await parked.wait(timeout=10, until="settled")
+        tally = Tally(h.engine._opened, worker._database)
+        await tally.attach()
+
+        await parked.signal("go")
+        await eventually(lambda: "signals/drop" in tally.sent)
+
+        spent = [name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}]
+        assert spent == [
+            "signals/deliver", "instances/claim", "workers/begin", "signals/load", "instances/commit", "signals/drop"
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import asyncpg
 import pytest
 
 from stepwell._store import clones
-from stepwell._store.database import CLIENT, WORKER
 from tests.store import backlog
-from tests.store.cases import CASES, Case, Sample, sample
+from tests.store.cases import CASES, SESSIONS, Case, Sample, sample
 from tests.store.conftest import Deep
 from tests.store.plans import Bench, Plan, benched
 
@@ -77,11 +76,8 @@ async def test_a_statement_has_its_one_good_plan_on_a_deep_backlog(deep: Deep, c
     assert plan.indexes("signals") == case.inbox
 
 
-async def connect_both(url: str, benches: AsyncExitStack) -> dict[str, Bench]:
-    return {
-        "worker": await benches.enter_async_context(benched(url, WORKER)),
-        "client": await benches.enter_async_context(benched(url, CLIENT)),
-    }
+async def connect_all(url: str, benches: AsyncExitStack) -> dict[str, Bench]:
+    return {name: await benches.enter_async_context(benched(url, settings)) for name, settings in SESSIONS.items()}
 
 
 async def without_autovacuum(url: str) -> None:
@@ -99,7 +95,7 @@ async def test_plans_made_on_an_empty_table_stay_good_while_it_fills(
     await without_autovacuum(url)
     if analyzed:
         await backlog.analyze(url)
-    by_session = await connect_both(url, benches)
+    by_session = await connect_all(url, benches)
     for case in STEADY:
         await by_session[case.session].warm_up(case.name, *case.arguments(Sample([], [], 0), case.size))
 
@@ -123,7 +119,7 @@ async def test_plans_made_with_statistics_of_a_full_table_are_good_when_it_is_em
     await connection.execute(f"vacuum (truncate off) {', '.join(f'stepwell.{table}' for table in TABLES)}")
     await connection.close()
 
-    by_session = await connect_both(url, benches)
+    by_session = await connect_all(url, benches)
 
     for case in STEADY:
         check(case, await by_session[case.session].explain(case.name, *case.arguments(given, case.size)))

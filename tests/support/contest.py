@@ -15,7 +15,7 @@ from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance, admit_many
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances, workers
+from stepwell._store import flushes, instances, signals, workers
 from stepwell._store.database import WORKER
 from stepwell._store.translation import translated
 from stepwell._store.workers import Place
@@ -120,6 +120,8 @@ class Contest:
     async def flush(self, contestant: Contestant, *commits: Commit) -> list[int]:
         """Commit outcomes; returns the ids that committed."""
         flushed = await flushes.flush(contestant, commits)  # type: ignore[arg-type]
+        if flushed.leftovers:  # as the flusher does
+            await signals.drop(contestant, flushed.leftovers, alone=True)
         return sorted(row.id for row in flushed.committed)
 
     async def row(self, instance_id: int, *columns: str) -> Any:

@@ -15,7 +15,7 @@ from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._store import flushes, instances, workers
-from stepwell._store.database import WORKER
+from stepwell._store.database import PLAN_ANEW, WORKER
 from stepwell._store.instances import Claimed
 from stepwell._store.statements import statement
 from stepwell._store.workers import Place, Stored
@@ -58,9 +58,14 @@ class Session:
         return list(await self.connection.fetch(self._changed.get(name) or statement(name), *args))
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Self]:
+    async def transaction(self, *, anew: bool = False) -> AsyncIterator[Self]:
         async with self.connection.transaction():
+            if anew:
+                await self.run(PLAN_ANEW)
             yield self
+
+    async def run(self, sql: str) -> None:
+        await self.connection.execute(sql)
 
     async def begin(self) -> None:
         self._transaction = self.connection.transaction()

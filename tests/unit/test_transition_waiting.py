@@ -160,7 +160,7 @@ def test_rules_2_to_6_what_each_outcome_consumes_and_keeps(
     [
         (Retry(), {}, True),
         (Done(), {}, True),
-        (Done(), {"has_inbox": True}, False),
+        (Done(), {"has_inbox": True}, True),
         (Stop("x"), {"has_inbox": True}, True),
         (Done(), {"parent_id": 5}, False),
         (Retry(), {"parent_id": 5}, True),

@@ -77,11 +77,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether one statement on its own commits it: no key, slot, inbox, parent or children to look after."""
+        """Whether one statement on its own commits it: no key, slot, inbox, parent or children to look after.
+
+        The inbox of what is done is nobody's any more: it is dropped a moment later.
+        """
         return (
             self.claim.concurrency_key is None and self.joins is None and self.awaits is None
             and self.children is None and not self.consumes
-            and not (self.status is Status.DONE and self.claim.has_inbox)
             and (self.claim.needs is None or self.claim.needs.concurrency_limit is None)
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from stepwell._core.status import Status
 from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.tally import Tally
 from stepwell._service import Service
-from stepwell._store import flushes, instances
+from stepwell._store import flushes, instances, signals
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
 from stepwell.errors import RefusedByDatabase
@@ -187,6 +187,8 @@ class Flusher(Service):
         self._tell(answered)
         if missing:
             await self._settle(missing)
+        if flushed.leftovers:
+            await signals.drop(self._database, flushed.leftovers, alone=True)
 
     def _tell(self, answered: list[_Entry]) -> None:
         """Answer those who wait, some at a time."""

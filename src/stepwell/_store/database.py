@@ -24,26 +24,21 @@ Row = asyncpg.Record
 # summer time Postgres would make it 23 or 25 twice a year. And no jit, which never pays for statements like ours.
 _EVERYWHERE: Final = {"default_transaction_isolation": "read committed", "timezone": "UTC", "jit": "off"}
 
-# A client's statements: whatever the planner likes, but no table read from end to end or sorted whole: a plan made
-# while the table was empty would go on to do that while it fills.
-CLIENT: Final = {
-    **_EVERYWHERE,
-    "application_name": "stepwell",
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-}
-
-# A worker's statements are planned once and go through indexes only, by nested loops: the one good plan for each of
-# them, at any size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
-WORKER: Final = {
-    **_EVERYWHERE,
-    "application_name": "stepwell worker",
+# Statements are planned once and go through indexes only, by nested loops: the one good plan for each of them, at any
+# size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
+_PLANNED: Final = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+
+CLIENT: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell"}
+WORKER: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell worker"}
+
+# For what is asked rarely, and of which no plan is good for all arguments and tables.
+PLAN_ANEW: Final = "set local plan_cache_mode = force_custom_plan"
 
 
 # The driver asks the server about these types when it first meets them on a connection, for some 15 ms: better when
@@ -157,11 +152,14 @@ class Database:
                 return await connection.fetch(statement(name), *args)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Session]:
-        """Several statements, one commit."""
+    async def transaction(self, *, anew: bool = False) -> AsyncIterator[Session]:
+        """Several statements, one commit; `anew` if their good plans hang on their arguments."""
         with translated():
             async with self._acquired() as connection, connection.transaction():
-                yield Session(connection, self)
+                session = Session(connection, self)
+                if anew:
+                    await session.run(PLAN_ANEW)
+                yield session
 
     @asynccontextmanager
     async def listening(

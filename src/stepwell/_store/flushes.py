@@ -22,6 +22,7 @@ class Flushed:
     """The answer to a flush: rows that committed, and queues of other rows that may run by it."""
 
     committed: list[Committed]
+    leftovers: list[int] = field(default_factory=list)  # instances that are done, with an inbox still to be dropped
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
@@ -34,10 +35,7 @@ async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timede
     """
     if all(commit.is_plain for commit in commits):
         committed = await instances.commit(db, commits)
-        leftovers = [row.id for row in committed if row.status is Status.DONE and row.has_inbox]
-        if leftovers:  # came while the step ran; nobody reads it any more
-            await signals.drop(db, leftovers)
-        return Flushed(committed)
+        return Flushed(committed, [row.id for row in committed if row.status is Status.DONE and row.has_inbox])
     async with db.transaction() as session:
         if lock_timeout is not None:
             await session.run(f"set local lock_timeout = {lock_timeout // timedelta(milliseconds=1)}")

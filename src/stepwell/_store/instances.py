@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ from stepwell._core.needs import needs_text
 from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys, limits
-from stepwell._store.database import Database, Queryable, Row, Session
+from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
 from stepwell._store.wire import encode_commits
 from stepwell.errors import InvalidPayload
@@ -186,8 +186,9 @@ async def start_keyed(
     return [row for row in started if row.id not in buried]
 
 
-async def find_occupants(db: Queryable, keys_: Sequence[tuple[str, str]]) -> dict[int, int]:
+async def find_occupants(db: Session, keys_: Sequence[tuple[str, str]]) -> dict[int, int]:
     """Who occupies keys, given as (tenant, key): the occupant's id by position; a freed key is missing."""
+    await db.run(PLAN_ANEW)
     rows = await db.fetch("instances/find_occupants", [tenant for tenant, _ in keys_], [key for _, key in keys_])
     return {row["position"]: row["id"] for row in rows}
 
@@ -300,12 +301,12 @@ async def unhold_version(
 
 
 async def read(db: Queryable, ids: Sequence[int]) -> list[Instance]:
-    return [_instance(row) for row in await db.fetch("instances/read", ids)]
+    return [read_row(row) for row in await db.fetch("instances/read", ids)]
 
 
 def read_over(send: Callable[[str, list[int]], Sequence[Mapping[str, Any]]], ids: list[int]) -> list[Instance]:
     """The same over somebody else's connection: `send` runs a statement, whose placeholder is %s, with the ids."""
-    return [_instance(row) for row in send(statement("instances/read").replace("$1", "%s"), ids)]
+    return [read_row(row) for row in send(statement("instances/read").replace("$1", "%s"), ids)]
 
 
 async def find_key(db: Queryable, tenant: str, key: str) -> int | None:
@@ -319,40 +320,10 @@ async def watch(db: Queryable, id_: int) -> str | None:
     return rows[0]["queue"] if rows else None
 
 
-async def tree(db: Queryable, id_: int) -> list[tuple[Instance, int]]:
-    """An instance's family from its topmost parent down, depth first, each with its depth."""
-    rows = await db.fetch("instances/tree", id_)
-    found = {instance.id: instance for instance in await read(db, [row["id"] for row in rows])}
-    return [(found[row["id"]], row["depth"]) for row in rows if row["id"] in found]
-
-
 async def prune(db: Queryable) -> tuple[int, int]:
     """Delete what has ended and is old enough; returns how many, and the most of one machine."""
     [(deleted, largest)] = await db.fetch("instances/prune")
     return deleted, largest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which instances to list; None filters nothing."""
-
-    statuses: tuple[Status, ...] | None = None
-    machine: str | None = None
-    version: int | None = None
-    step: str | None = None
-    queue: str | None = None
-    tenant: str | None = None
-    key: str | None = None
-    created_from: datetime | None = None
-    created_before: datetime | None = None
-
-
-async def list_page(db: Queryable, wanted: Filter, *, below: int | None, limit: int) -> list[Instance]:
-    rows = await db.fetch(
-        "instances/list", below, wanted.statuses, wanted.machine, wanted.version, wanted.step, wanted.queue,
-        wanted.tenant, wanted.key, wanted.created_from, wanted.created_before, limit,
-    )  # fmt: skip
-    return [_instance(row) for row in rows]
 
 
 def _shown(text: str) -> Any:
@@ -363,7 +334,8 @@ def _shown(text: str) -> Any:
         return text
 
 
-def _instance(row: Row | Mapping[str, Any]) -> Instance:
+def read_row(row: Row | Mapping[str, Any]) -> Instance:
+    """A row of read.sql or list.sql."""
     fields: dict[str, Any] = dict(row)
     error = fields["error"]
     fields |= {

@@ -24,7 +24,7 @@ async def cancel(db: Database, root: int, *, cascade: bool, reason: str, by: str
     """Cancel an instance and what is below it, until nothing below it lives."""
     total = Cancelled([], [], [], [])
     while True:
-        async with db.transaction() as session:
+        async with db.transaction(anew=True) as session:
             ended = await _cancel_once(session, root, cascade=cascade, reason=reason, by=by)
         for field in ("ids", "watched", "executing", "queues"):
             getattr(total, field).extend(getattr(ended, field))
@@ -67,7 +67,7 @@ async def restart(
     by: str | None,
 ) -> tuple[list[str], int | None]:  # fmt: skip
     """Put an instance at a step; returns the queues to wake, and its new fence if it was executing."""
-    async with db.transaction() as session:
+    async with db.transaction(anew=True) as session:
         rows = await session.fetch(
             "operators/restart", instance_id, step, state, _note("restart", by, reason),
             needs.concurrency_limit, needs.rate_limit, needs.weight,

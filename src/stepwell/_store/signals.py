@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from stepwell._core.codec import decode_value
 from stepwell._core.records import Signal
 from stepwell._store.database import Queryable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSignal:
+class NewSignal(msgspec.Struct, frozen=True, kw_only=True):
     """A signal that passed the door: to an id, or to a key of a tenant; its payload is JSON text."""
 
     id: int | None
@@ -22,8 +22,7 @@ class NewSignal:
     dedup_key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """What became of a signal: the target it reached, and the queue to announce if that may run."""
 
     target: int | None
@@ -67,5 +66,6 @@ async def consume(db: Queryable, signal_ids: Sequence[int]) -> None:
     await db.fetch("signals/consume", signal_ids)
 
 
-async def drop(db: Queryable, instance_ids: Sequence[int]) -> None:
-    await db.fetch("signals/drop", instance_ids)
+async def drop(db: Queryable, instance_ids: Sequence[int], *, alone: bool = False) -> None:
+    """Drop inboxes of what is done; alone, without a wait for the disk."""
+    await db.fetch("signals/drop", instance_ids, alone)

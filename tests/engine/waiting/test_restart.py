@@ -11,7 +11,7 @@ from stepwell import Engine, InvalidInput, InvalidState, PayloadTooLarge, Status
 from stepwell.insights import Page
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
-from tests.engine.waiting.looks import operated
+from tests.engine.waiting.looks import inbox, operated
 from tests.engine.waiting.machines import Gated, Gates, Item, Order, Waiter
 from tests.support.waiting import eventually, held
 
@@ -53,6 +53,23 @@ async def test_rule_31_a_restart_goes_from_every_status(make_harness: MakeHarnes
     assert (ended.status, ended.result, ended.attempt) == (Status.DONE, 42, 0)
     note = await operated(h, item)
     assert (note["act"], note["by"], note["reason"]) == ("restart", "ann", "again")
+
+
+async def test_rule_6_a_restart_of_what_is_done_sees_no_signal_of_its_former_life(make_harness: MakeHarness) -> None:
+    """Rule 6: Done drops the inbox, a moment after its commit; a worker that dies between leaves it to the restart."""
+    h = await make_harness([Waiter])
+    waiter = await h.engine.start(Waiter)
+    async with h.engine.worker():
+        await waiter.signal("go", 1)
+        await waiter.result(30)
+    await h.sql("insert into stepwell.signals (instance_id, sent_at, name, payload) values ($1, now(), 'go', '1')",
+                waiter.id)  # fmt: skip
+
+    await h.engine.restart(waiter.id, step=Waiter.wait)
+    async with h.engine.worker():
+        parked = await waiter.wait(30, until="settled")
+
+    assert (parked.status, await inbox(h, waiter.id)) == (Status.AWAITING_SIGNAL, [])
 
 
 async def test_rule_31_a_restart_without_a_state_keeps_it(make_harness: MakeHarness) -> None:

@@ -1,7 +1,7 @@
 -- List instances, newest first, below the cursor $1 (null: from the newest).
 -- Index: the primary key, backwards from the cursor; the wide rows only for the page, by their primary key (joined
 --   without the lateral limit, they are merged from the newest down to the cursor). Locks: none.
--- A null filter filters nothing.
+-- A null filter filters nothing: planned anew each time, since no plan is good for all of them.
 with page as materialized (
   select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
          i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,

@@ -1,13 +1,15 @@
 -- Let rows whose time has come into the claim's index, and wake parked ones whose deadline has passed; tell which
 -- queues have work, and when to look again.
 -- Keeps: a row is due once; a deadline is a wake, not a failure: awaits and attempt stay; a locked row is left for the
---   next look.
+--   next look. What came due comes due again if the server loses it: no wait for the disk.
 -- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined).
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
 -- Returns: one row: how many came due, their queues, the queues of $1 with work, up to 100 rate limits whose line may
 --   go on (buckets_next), and the seconds to the next due time (not above 0: a row is due, and somebody holds it
 --   locked).
-with due as materialized (
+with unsynced as materialized (
+  select set_config('synchronous_commit', 'off', true)
+), due as materialized (
   select i.id
   from stepwell.instances i
   where i.status = 'runnable' and i.hold = 'due' and i.due_at <= stepwell.now()
@@ -68,3 +70,4 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
                                  order by b.next_at
                                  limit 1))
                           - stepwell.now())::float8 as next_due
+from unsynced

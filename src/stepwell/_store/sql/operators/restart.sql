@@ -1,8 +1,9 @@
 -- Put an instance, whatever its status, at a step of the operator's choice, with another state if one is given.
--- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited.
+-- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited; the
+--   inbox, but of one that was done: what is there was to be dropped.
 --   It needs what its new step declares ($5 to $7), or else its own concurrency limit.
--- Index: the primary key. Locks: the row. Returns: id, fence, queue, whether it was executing, and the limit of which
---   it held a slot, or waited for one.
+-- Index: the primary key, signals_inbox. Locks: the row. Returns: id, fence, queue, whether it was executing, and the
+--   limit of which it held a slot, or waited for one.
 with before as materialized (
   select i.id, i.status as was, i.concurrency_limit
   from stepwell.instances i
@@ -17,6 +18,10 @@ with before as materialized (
   from before b
   where i.id = b.id
   returning i.id, i.fence, i.queue, b.was, b.concurrency_limit as held_limit
+), emptied as (
+  delete from stepwell.signals s
+  using again a
+  where s.instance_id = any (array[a.id]) and a.was = 'done'
 ), stored as (
   update stepwell.instance_data d
   set state = coalesce($3::text::jsonb, d.state), result = null, error = null,
