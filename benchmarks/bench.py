@@ -20,18 +20,20 @@ LOOK_EVERY = 0.002  # seconds between two looks at a worker's tally
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to run all workloads. `--processes N`, once it exists, is one more field here."""
+    """A way to run the workloads that can be run so."""
 
     name: str
-    state_bytes: int
+    state_bytes: int = 0
+    processes: int = 0  # of `stepwell worker`; 0: the worker runs in this one
 
     @property
     def note(self) -> str:
         return "x" * self.state_bytes
 
 
-PLAIN = Variant("", 0)
+PLAIN = Variant("")
 LARGE = Variant("1 kB state", 1_000)
+TWO_PROCESSES = Variant("`--processes 2`", processes=2)
 
 
 @dataclass(frozen=True, slots=True)

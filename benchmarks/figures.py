@@ -51,6 +51,7 @@ class Workload:
     measures: Mapping[str, Measure]
     run: Callable[[Bench], Awaitable[Mapping[str, float]]]
     is_sized: bool = False  # also run with the larger state
+    has_processes: bool = False  # also run by the processes of `stepwell worker`
     repeats: int = 3
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 
 from benchmarks import limit, server, workloads
-from benchmarks.bench import LARGE, PLAIN, Bench, Variant
+from benchmarks.bench import LARGE, PLAIN, TWO_PROCESSES, Bench, Variant
 from benchmarks.figures import Figure, LimitName, Share, Spread, Workload
 from benchmarks.loop import run
 from benchmarks.report import Limits, Report, number
@@ -37,7 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"some of: {', '.join(workloads.ALL)}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, once: shows that it runs, measures nothing")
-    parser.add_argument("--plain", action="store_true", help="without the repetition of all with a 1 kB state")
+    parser.add_argument("--plain", action="store_true", help="without a 1 kB state and two processes")
     parser.add_argument("--profile", action="store_true", help="run each workload once more, under cProfile")
     parser.add_argument("--url", help="a Postgres to use instead of one of our own; databases are made in it")
     options = parser.parse_args(arguments)
@@ -58,17 +58,18 @@ class Benchmark:
     async def run(self) -> None:
         began = datetime.now(UTC)
         variants = self._variants()
-        before = {variant.name: await self._limits(variant, "before") for variant in variants}
+        sized = [variant for variant in variants if variant is not TWO_PROCESSES]
+        before = {variant.name: await self._limits(variant, "before") for variant in sized}
         measured = [
             (workload, variant, await self._measure(workload, variant))
             for variant in variants
             for workload in self._chosen
-            if workload.is_sized or variant is PLAIN
+            if _is_run_in(workload, variant)
         ]
-        after = {variant.name: await self._limits(variant, "after") for variant in variants}
+        after = {variant.name: await self._limits(variant, "after") for variant in sized}
         limits = [
             Limits(name, variant.name, before[variant.name][name], after[variant.name][name])
-            for variant in variants
+            for variant in sized
             for name in before[variant.name]
         ]
         report = Report(
@@ -88,8 +89,8 @@ class Benchmark:
         return [f'ARGS="{" ".join(words)}"'] if words else []
 
     def _variants(self) -> list[Variant]:
-        has_sized = any(workload.is_sized for workload in self._chosen)
-        return [PLAIN, LARGE] if has_sized and not self._options.plain else [PLAIN]
+        others = () if self._options.plain else (LARGE, TWO_PROCESSES)
+        return [PLAIN, *(v for v in others if any(_is_run_in(workload, v) for workload in self._chosen))]
 
     def _needed(self) -> list[LimitName]:
         targets = [measure.target for workload in self._chosen for measure in workload.measures.values()]
@@ -156,9 +157,17 @@ def figures(measured: list[tuple[Workload, Variant, dict[str, Spread]]], limits:
         for key, measure in workload.measures.items():
             figure = Figure(workload.name, variant.name, measure, spreads[key], None)
             if isinstance(measure.target, Share):
-                figure = replace(figure, limit=rates[measure.target.limit, variant.name])
+                size = PLAIN if variant is TWO_PROCESSES else variant
+                figure = replace(figure, limit=rates[measure.target.limit, size.name])
             found.append(figure)
     return found
+
+
+def _is_run_in(workload: Workload, variant: Variant) -> bool:
+    return (
+        variant is PLAIN or (variant is LARGE and workload.is_sized)
+        or (variant is TWO_PROCESSES and workload.has_processes)
+    )  # fmt: skip
 
 
 def say(line: str) -> None:

@@ -8,10 +8,10 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(15_000, 100), 1)}
+    return {"rate": await steps.drain(bench, bench.size(40_000, 100), 1)}
 
 
 WORKLOAD = Workload(
     "drain", {"rate": Measure("drain a backlog of one-step instances", "steps/s", Share(0.5, "steps"))}, run,
-    is_sized=True,
+    is_sized=True, has_processes=True,
 )  # fmt: skip

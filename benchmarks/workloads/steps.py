@@ -1,24 +1,71 @@
-"""What the workloads share that drain a backlog: fill, settle, and time one worker until all is committed."""
+"""What the workloads share that drain a backlog: fill, settle, and time its end."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.bench import Bench, committed
+from benchmarks.bench import Bench, committed, query
 from benchmarks.machines import Count, Once
+from stepwell import Engine
+
+ROOT = Path(__file__).parents[2]
+LOOK_EVERY = 0.1
+
+# From the first fifth of the ends to the last: without the start of the processes, and without their last few rows.
+RATE = """
+select extract(epoch from percentile_disc(0.8) within group (order by finished_at)
+                          - percentile_disc(0.2) within group (order by finished_at))::float8 as seconds
+from stepwell.instances
+"""
 
 
 async def drain(bench: Bench, instances: int, steps: int, **settings: Any) -> float:
-    """Steps per second of a worker over a backlog of instances with so many steps each."""
+    """Steps per second over a backlog of instances with so many steps each."""
     note = bench.variant.note
     entry = Once.child({"note": note}) if steps == 1 else Count.child({"left": steps, "note": note})
     async with bench.engine(**settings) as engine:
         await engine.start_many([entry] * instances)
         await bench.settle()
-        began = perf_counter()
-        async with engine.worker() as worker:
-            await committed(worker, instances * steps)
-            elapsed = perf_counter() - began
+        if bench.variant.processes:
+            await _drain_apart(bench, instances, settings)
+            [row] = await query(bench.url, RATE)
+            rate = 0.6 * instances * steps / row["seconds"]
+        else:
+            rate = instances * steps / await _drain_here(engine, instances * steps)
     await bench.expect_done(instances)
-    return instances * steps / elapsed
+    return rate
+
+
+async def _drain_here(engine: Engine, steps: int) -> float:
+    """Seconds of a worker in this process, from its start to the last commit."""
+    began = perf_counter()
+    async with engine.worker() as worker:
+        await committed(worker, steps)
+        return perf_counter() - began
+
+
+async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -> None:
+    """Let the processes of `stepwell worker` drain it."""
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stepwell", "worker", "benchmarks.app:engine",
+        "--processes", str(bench.variant.processes), cwd=ROOT, stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "STEPWELL_DATABASE_URL": bench.url}
+        | {f"STEPWELL_{name.upper()}": str(value) for name, value in settings.items()},
+    )  # fmt: skip
+    try:
+        left = instances
+        while left:
+            await asyncio.sleep(LOOK_EVERY)
+            if parent.returncode is not None:
+                raise RuntimeError(f"the workers ended with {parent.returncode}, and {left} instances are left")
+            [row] = await query(bench.url, "select count(*) as left from stepwell.instances where finished_at is null")
+            left = row["left"]
+    finally:
+        if parent.returncode is None:
+            parent.terminate()
+        await parent.wait()

@@ -8,10 +8,10 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(1_500, 20), 10, run_ahead=16)}
+    return {"rate": await steps.drain(bench, bench.size(5_000, 20), 10, run_ahead=16)}
 
 
 WORKLOAD = Workload(
     "ten_steps", {"rate": Measure("machines of 10 steps, run-ahead", "steps/s", Share(0.75, "steps"))}, run,
-    is_sized=True,
+    is_sized=True, has_processes=True,
 )  # fmt: skip

@@ -8,10 +8,10 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(5_000, 50), 3, run_ahead=0)}
+    return {"rate": await steps.drain(bench, bench.size(12_000, 50), 3, run_ahead=0)}
 
 
 WORKLOAD = Workload(
     "three_steps", {"rate": Measure("machines of 3 steps, run-ahead off", "steps/s", Share(0.5, "steps"))}, run,
-    is_sized=True,
+    is_sized=True, has_processes=True,
 )  # fmt: skip

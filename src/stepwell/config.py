@@ -27,7 +27,7 @@ class Settings:
     max_poll: timedelta = timedelta(seconds=5)
     prefetch: int = 0
     min_demand: int = 1
-    run_ahead: int = 0
+    run_ahead: int = 16
     drain_timeout: timedelta = timedelta(seconds=5)
     reap: timedelta = timedelta(seconds=30)
     retention: timedelta | Literal[False] = timedelta(days=1)

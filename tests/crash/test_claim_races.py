@@ -42,7 +42,7 @@ async def test_without_a_second_statement_for_it_the_state_would_be_the_one_befo
     await race.harness.engine.start(Plain, {"by": "start"})
     one, other = await race.session(), await race.session()
     claim = statement("instances/claim").replace(*GATE).replace("i.ctid = j.tid", "i.id = j.id")
-    joined = claim.partition(", missed as (")[0] + (
+    joined = claim.partition(", answers as (")[0] + (
         " select c.step, d.state ->> 'by' as by from claimed c join stepwell.instance_data d on d.id = c.id"
     )
     labels = ["Plain@1"]

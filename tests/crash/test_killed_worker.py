@@ -16,23 +16,27 @@ IN_STEP = "in the step"
 
 
 @pytest.mark.parametrize(
-    ("point", "nth", "step", "ran_before", "has_begun"),
+    ("ahead", "point", "nth", "step", "ran_before", "has_begun"),
     [
-        ("claimer.before_claim", 1, "first", False, False),
-        ("claimer.claimed", 1, "first", False, False),
-        ("executor.begun", 2, "second", False, True),
-        (IN_STEP, 1, "second", True, True),
-        ("executor.returned", 2, "second", True, True),
-        ("flusher.before_commit", 2, "second", True, True),
-        ("flusher.committed", 2, "third", False, False),
+        (0, "claimer.before_claim", 1, "first", False, False),
+        (0, "claimer.claimed", 1, "first", False, False),
+        (0, "executor.begun", 2, "second", False, True),
+        (0, IN_STEP, 1, "second", True, True),
+        (0, "executor.returned", 2, "second", True, True),
+        (0, "flusher.before_commit", 2, "second", True, True),
+        (0, "flusher.committed", 2, "third", False, False),
+        (16, IN_STEP, 1, "second", True, True),
+        (16, "flusher.before_commit", 2, "second", True, True),
+        (16, "flusher.committed", 2, "third", False, True),  # whether it had begun, nobody can tell
     ],
 )
 async def test_a_worker_killed_at_any_point_is_followed_by_one_that_goes_on_where_it_was(
-    h: Harness, start_worker: StartWorker, point: str, nth: int, step: str, ran_before: bool, has_begun: bool
-) -> None:
+    h: Harness, start_worker: StartWorker, ahead: int, point: str, nth: int, step: str, ran_before: bool,
+    has_begun: bool,
+) -> None:  # fmt: skip
     """Scenarios 19 and 141."""
     trail = await h.engine.start(Trail, {"dies_in": "second" if point == IN_STEP else ""})
-    killed = await start_worker(h.url, crash=None if point == IN_STEP else point, nth=nth)
+    killed = await start_worker(h.url, crash=None if point == IN_STEP else point, nth=nth, run_ahead=ahead)
     assert await killed.ended() == -signal.SIGKILL
     [left] = await h.sql("select step, attempt, crashes from stepwell.instances where id = $1", trail.id)
     assert tuple(left) == (step, 0, 0)

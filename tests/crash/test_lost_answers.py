@@ -74,7 +74,7 @@ async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_
     assert results == ["walked"] * 5
     assert worker.tally.strays == 5
     assert road.runs == {(walk.id, name, 0): 1 for walk in walks for name in ("one", "two")}
-    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 5)}
+    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 2 + 2)}
 
 
 async def test_a_claim_that_never_reached_the_server_is_made_again(road: Road) -> None:
@@ -115,4 +115,5 @@ async def test_a_commit_that_is_lost_or_whose_answer_is_lost_is_neither_repeated
     assert result == "walked"
     assert road.runs == {(walk.id, name, 0): 1 for name in ("one", "two")}
     assert (worker.tally.steps, worker.tally.stale, worker.tally.strays) == (2, 0, 0)
-    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 2 + 2)}
+    claims = 1 if key is None else 2  # with a key it does not run ahead
+    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, claims + 2)}

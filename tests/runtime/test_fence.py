@@ -97,7 +97,7 @@ async def test_rule_1_the_fence_grows_with_each_claim_and_each_commit(make_harne
         async def end(self, ctx: Context[Any]) -> Done:
             return Done([*ctx.state["fences"], ctx.fence])
 
-    h = await make_harness([Trip])
+    h = await make_harness([Trip], run_ahead=0)
     trip = await h.engine.start(Trip)
     async with h.engine.worker():
         assert await trip.result(timeout=30) == [1, 3]
