@@ -14,8 +14,10 @@ from tests.support.waiting import eventually
 # The claim waits for the test between its snapshot and its first row lock.
 GATE = ("where i.queue = $2", "where (select pg_advisory_lock_shared(1) is not null) and i.queue = $2")
 KEY_MERGED = (
-    ("when c.concurrency_key is null then 'claimed'", ""),
-    ("partition by c.concurrency_key", "partition by coalesce(c.concurrency_key, c.id::text)"),
+    ("when c.concurrency_key is null then case when c.is_limited then 'limited' else 'claimed' end", ""),
+    ("distinct on (k.concurrency_key)", "distinct on (coalesce(k.concurrency_key, k.id::text))"),
+    ("where k.concurrency_key is not null and", "where"),
+    ("order by k.concurrency_key,", "order by coalesce(k.concurrency_key, k.id::text),"),
 )
 
 

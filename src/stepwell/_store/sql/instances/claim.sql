@@ -26,20 +26,17 @@ with candidates as materialized (
          case
            when not (c.machine || '@' || c.version) = any ($4::text[]) then 'foreign'
            when c.concurrency_key is null then case when c.is_limited then 'limited' else 'claimed' end
-           when holder.found then 'busy'
-           when row_number() over (partition by c.concurrency_key,
-                                                (c.machine || '@' || c.version) = any ($4::text[])
-                                   order by c.priority, c.due_at, c.id) > 1 then 'busy'
+           when exists (select from stepwell.instances e
+                        where e.concurrency_key = c.concurrency_key and e.status = 'executing'
+                        offset 0) then 'busy'
+           when not c.id in (select distinct on (k.concurrency_key) k.id
+                             from candidates k
+                             where k.concurrency_key is not null and (k.machine || '@' || k.version) = any ($4::text[])
+                             order by k.concurrency_key, k.priority, k.due_at, k.id) then 'busy'
            when c.is_limited then 'limited'
            else 'claimed'
          end as verdict
   from candidates c
-  left join lateral (
-    select true as found
-    from stepwell.instances e
-    where e.concurrency_key = c.concurrency_key and e.status = 'executing'
-    limit 1
-  ) holder on c.concurrency_key is not null
   order by c.concurrency_key
 ), claimed as (
   update stepwell.instances i
