@@ -27,6 +27,7 @@ from stepwell.errors import Duplicate, InvalidInput, NoTarget
 from stepwell.limiting import Limiting
 from stepwell.operating import Operating
 from stepwell.outcomes import Result_co
+from stepwell.queues import Queues
 from stepwell.starting import Starting
 from stepwell.waiting import Until, Waiting
 
@@ -47,6 +48,8 @@ class Client:
         self._starting = Starting(database, registry, notifier, emitter, settings)
         self.waiting = Waiting(database, notifier, settings.tenant)
         self.limiting = Limiting(database, notifier)
+        own = {*settings.queues, *(definition.queue for definition in registry.all())}
+        self.queues = Queues(database, notifier, own)
         self.operating = Operating(database, registry, notifier, settings, self.waiting)
 
     async def start(

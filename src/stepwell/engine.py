@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from copy import copy
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -29,6 +29,7 @@ from stepwell.limiting import Limiting
 from stepwell.limits import Limit, LimitRef
 from stepwell.machine import Machine
 from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
+from stepwell.queues import Queues
 from stepwell.waiting import Until
 
 if TYPE_CHECKING:
@@ -298,6 +299,11 @@ class Engine:
         return self._doors.limiting
 
     @property
+    def queues(self) -> Queues:
+        """Pause and resume queues, and see what waits in them."""
+        return self._doors.queues
+
+    @property
     def sync(self) -> SyncEngine:
         """The same doors, blocking: for scripts, Flask and Django, from any thread that runs no event loop."""
         from stepwell.sync import SyncEngine  # noqa: PLC0415 - it is made of the methods of this class
@@ -336,14 +342,9 @@ class Engine:
                 settings=settings, resources=resources, around_sync_steps=self._around_sync_steps,
             )  # fmt: skip
 
-    @asynccontextmanager
-    async def _entered_resources(self) -> AsyncIterator[Any]:
+    def _entered_resources(self) -> AbstractAsyncContextManager[Any]:
         """What steps find in `ctx.resources`: what the lifespan yields, or the object as it is."""
-        if callable(self._resources):
-            async with self._resources() as entered:
-                yield entered
-        else:
-            yield self._resources
+        return self._resources() if callable(self._resources) else nullcontext(self._resources)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Database]:

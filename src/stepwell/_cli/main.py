@@ -22,6 +22,7 @@ COMMANDS = {
     "show": "everything about one instance",
     "tree": "an instance's family: its parents and its children",
     "limits": "look at the limits, or change one at run time",
+    "queues": "what waits in each queue; pause and resume them",
     "signal": "put a signal into an instance's inbox",
     "wait": "wait until an instance has ended, or is parked",
     "cancel": "end an instance, and what is below it",

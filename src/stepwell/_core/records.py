@@ -124,6 +124,7 @@ class Instance:
     concurrency_limit: str | None = None  # "name" or "name:part"
     rate_limit: str | None = None
     weight: int = 1
+    queue_pause: str | None = None  # why its queue is paused, '' if nobody said; None if it is not
 
     @property
     def waiting_for(self) -> str | None:
@@ -135,15 +136,20 @@ class Instance:
                 return "1 child" if self.children_pending == 1 else f"{self.children_pending} children"
             case Status.AWAITING_EXTERNAL:
                 return "an answer from outside"
+            case Status.RUNNABLE if self.hold is None:
+                return self._pause()
             case Status.RUNNABLE:
                 return self._held_for()
             case _:
                 return None
 
+    def _pause(self) -> str | None:
+        if self.queue_pause is None:
+            return None
+        return f"queue {self.queue!r} is paused{self.queue_pause and f': {self.queue_pause}'}"
+
     def _held_for(self) -> str | None:
         match self.hold:
-            case None:
-                return None
             case Hold.DUE:
                 return f"its time, {self.due_at.isoformat(timespec='seconds')}"
             case Hold.KEY:

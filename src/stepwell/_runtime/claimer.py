@@ -62,7 +62,7 @@ class Claimer(Service):
     async def tick(self) -> float | None:
         contended = False
         for lane in self._lanes:
-            if lane.ready and self._lease.is_held and not self._stopping:
+            if lane.ready and not lane.is_paused and self._lease.is_held and not self._stopping:
                 contended |= await self._fill(lane)
         return CONTENDED_PAUSE if contended else None
 

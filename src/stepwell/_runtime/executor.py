@@ -19,7 +19,7 @@ from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Around, Caller
 from stepwell._runtime.flusher import Flusher, Verdict
 from stepwell._runtime.hands import Hand, Hands
-from stepwell._runtime.lanes import Lanes
+from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.runs import Read, Run, Surroundings, Unfit, prepare
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.transactions import Transactor
@@ -103,12 +103,17 @@ class Executor:
 
     def unbegun(self) -> list[Claim]:
         """Take back, for release, what was claimed and has not begun."""
-        waiting = [*self._suspects, *(claim for lane in self._lanes for claim in lane.buffer)]
-        for suspect in self._suspects:  # in line, it has a slot already
-            self._lanes[suspect.queue].running -= 1
+        suspects = list(self._suspects)
         self._suspects.clear()
-        for lane in self._lanes:
-            lane.buffer.clear()
+        for suspect in suspects:  # in line, it has a slot already
+            self._lanes[suspect.queue].running -= 1
+            self._hands.drop(suspect)
+        return [*suspects, *(claim for lane in self._lanes for claim in self.unbuffered(lane))]
+
+    def unbuffered(self, lane: Lane) -> list[Claim]:
+        """Take back, for release, what waits for a slot of one queue."""
+        waiting = list(lane.buffer)
+        lane.buffer.clear()
         for claim in waiting:
             self._hands.drop(claim)
         return waiting
@@ -268,7 +273,7 @@ class Executor:
         claim = commit.claim
         return (
             commit.is_bare_next and not (claim.has_inbox or claim.round or claim.is_suspect)
-            and not self._is_draining and not self._lanes[claim.queue].has_more_urgent(claim.priority)
+            and not self._is_draining and self._lanes[claim.queue].lets_run_ahead(claim.priority)
         )  # fmt: skip
 
     async def _commit(self, hand: Hand, run: Run, commit: Commit) -> Read | None:

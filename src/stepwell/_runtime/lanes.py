@@ -1,9 +1,9 @@
-"""The queues of one worker: how many slots each has, what fills them, whether more may be waiting."""
+"""The queues of one worker: how many slots each has, what fills them, whether more may be waiting or it is paused."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from stepwell._core.records import Claim
 
@@ -11,7 +11,7 @@ from stepwell._core.records import Claim
 class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
-    __slots__ = ("buffer", "left_behind", "queue", "ready", "running", "slots")
+    __slots__ = ("buffer", "is_paused", "left_behind", "queue", "ready", "running", "slots")
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -19,11 +19,13 @@ class Lane:
         self.running = 0
         self.buffer: deque[Claim] = deque()
         self.ready = True
+        self.is_paused = False  # as far as we know; the claim itself knows better
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 
-    def has_more_urgent(self, priority: int) -> bool:
-        """Whether the last claim may have left something that goes before this priority (lower first)."""
-        return self.left_behind is not None and self.left_behind < priority
+    def lets_run_ahead(self, priority: int) -> bool:
+        """Whether an instance may go on without a claim: not past a pause, nor past what the last claim may have left
+        and goes before this priority (lower first)."""
+        return not (self.is_paused or (self.left_behind is not None and self.left_behind < priority))
 
     @property
     def free(self) -> int:
@@ -64,6 +66,13 @@ class Lanes:
             return False
         lane.ready = True
         return True
+
+    def note_paused(self, paused: Collection[str]) -> list[Lane]:
+        """Note which queues are paused, all others being not; returns the lanes for which that is new."""
+        changed = [lane for lane in self if lane.is_paused != (lane.queue in paused)]
+        for lane in changed:
+            lane.is_paused = not lane.is_paused
+        return changed
 
     def free(self, queue: str) -> int:
         """Free slots for this queue; 0 if it is not one of ours."""

@@ -75,6 +75,11 @@ class Notifier:
         self._deliver(notices.DUE, "")
         self._sender.send(notices.DUE, "")
 
+    def announce_queues(self) -> None:
+        """A queue was paused or resumed: let every worker look which may be claimed from."""
+        self._deliver(notices.QUEUES, "")
+        self._sender.send(notices.QUEUES, "")
+
     def announce_revoked(self, instance_id: int, fence: int) -> None:
         """An executing instance was taken from its worker: a step of an older fence shall stop."""
         self._deliver(notices.REVOKED_HERE, f"{instance_id} {fence}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 
 from stepwell import _probes
-from stepwell._runtime.lanes import Lanes
+from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
 from stepwell._store import instances, limits
 from stepwell._store.database import Database
+
+log = logging.getLogger("stepwell")
 
 MARGIN = 0.001  # wake just after the instant, not just before it
 LOCKED_PAUSE = 0.02  # a due row is locked, by a client that begins to wait for it or by a foreign transaction
@@ -29,6 +32,7 @@ class Timers(Service):
         notifier: Notifier,
         lanes: Lanes,
         wake_claimer: Callable[[], None],
+        give_back: Callable[[Lane], Awaitable[None]],
         poll: timedelta,
         max_poll: timedelta,
     ) -> None:
@@ -37,6 +41,7 @@ class Timers(Service):
         self._notifier = notifier
         self._lanes = lanes
         self._wake_claimer = wake_claimer
+        self._give_back = give_back
         self._poll = poll.total_seconds()
         self._max_poll = max_poll.total_seconds()
         self._pause = self._poll
@@ -47,6 +52,7 @@ class Timers(Service):
 
     async def tick(self) -> float | None:
         seen = await instances.tick(self._database, self._lanes.names)
+        await self._note_paused(seen.paused)
         let_go, wait = await limits.flow(self._database, seen.flowing) if seen.flowing else ([], None)
         for queue in {*seen.freed_queues, *let_go}:
             if not self._lanes.mark_ready(queue):
@@ -65,6 +71,14 @@ class Timers(Service):
         if seen.next_due is None:
             return pause
         return min(pause, seen.next_due + MARGIN if seen.next_due > 0 else LOCKED_PAUSE)
+
+    async def _note_paused(self, paused: Collection[str]) -> None:
+        """Let paused queues rest: what was claimed from them and waits for a slot is given back."""
+        for lane in self._lanes.note_paused(paused):
+            log.info("worker: queue %r is %s", lane.queue, "paused" if lane.is_paused else "resumed")
+        for lane in self._lanes:
+            if lane.is_paused and lane.buffer:
+                await self._give_back(lane)
 
     def _next_pause(self, *, is_busy: bool) -> float:
         """Poll slower and slower while nothing happens, with jitter, so that a fleet does not poll in step."""

@@ -20,7 +20,7 @@ from stepwell._runtime.executor import Executor
 from stepwell._runtime.flusher import Flusher, is_ours
 from stepwell._runtime.hands import Hands
 from stepwell._runtime.heartbeat import Heartbeat
-from stepwell._runtime.lanes import Lanes
+from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
@@ -71,7 +71,7 @@ class Worker:
         settings = self._settings
         self._timers = Timers(
             database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
-            poll=settings.poll, max_poll=settings.max_poll,
+            give_back=self._give_back, poll=settings.poll, max_poll=settings.max_poll,
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
@@ -191,6 +191,7 @@ class Worker:
     def _subscribe(self) -> None:
         self._subscriptions.callback(self._notifier.subscribe(notices.WORK, self._hear_work))
         self._subscriptions.callback(self._notifier.subscribe(notices.DUE, lambda _: self._timers.wake()))
+        self._subscriptions.callback(self._notifier.subscribe(notices.QUEUES, lambda _: self._timers.wake()))
         self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED, self._doubt_revoked))
         self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED_HERE, self._stop_revoked))
         self._subscriptions.callback(self._notifier.subscribe(notices.IDLE, lambda _: self._reaper.wake()))
@@ -236,6 +237,9 @@ class Worker:
 
     def _wake_claimer(self) -> None:
         self._claimer.wake()
+
+    async def _give_back(self, lane: Lane) -> None:
+        await self._release(self._executor.unbuffered(lane))
 
     async def _release(self, claims: list[Any]) -> None:
         if not claims:

@@ -14,6 +14,7 @@ _NEXT = """
 select i.id, i.queue, i.machine, i.step
 from stepwell.instances i
 where i.status = 'runnable' and i.hold is null and ($1::text[] is null or i.queue = any ($1::text[]))
+  and not exists (select from stepwell.queues q where q.name = i.queue and q.paused_at is not null)
 order by i.priority, i.due_at, i.id
 limit 1"""
 

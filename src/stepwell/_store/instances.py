@@ -107,6 +107,7 @@ class Tick:
     freed_queues: list[str]
     ready: list[str]
     flowing: list[str]  # rate limits whose line may go on
+    paused: list[str]
     next_due: float | None  # seconds
 
 
@@ -232,8 +233,8 @@ async def verify(db: Queryable, ids: Sequence[int]) -> dict[int, Trace]:
 
 
 async def tick(db: Queryable, queues: Sequence[str]) -> Tick:
-    [(freed, freed_queues, ready, flowing, next_due)] = await db.fetch("instances/tick", queues)
-    return Tick(freed, list(freed_queues), list(ready), list(flowing), next_due)
+    [row] = await db.fetch("instances/tick", queues)
+    return Tick(**row)
 
 
 async def release(db: Database, worker_id: int, claims: Sequence[tuple[int, str | None]]) -> list[str]:

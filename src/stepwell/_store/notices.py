@@ -10,9 +10,10 @@ WORK = "stepwell_work"  # payload: a queue in which something may be claimed
 DUE = "stepwell_due"  # payload: empty; some row comes due later, perhaps earlier than you think
 SETTLED = "stepwell_settled"  # payload: the id of a watched instance that came to rest
 REVOKED = "stepwell_revoked"  # payload: id and new fence of an executing instance that was taken from its worker
+QUEUES = "stepwell_queues"  # payload: empty; a queue was paused or resumed
 IDLE = "stepwell_idle"  # payload: empty; a caller's transaction ended the holder of a concurrency key
 PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
-CHANNELS = (WORK, DUE, SETTLED, REVOKED, IDLE, PROBE)
+CHANNELS = (WORK, DUE, SETTLED, REVOKED, QUEUES, IDLE, PROBE)
 REVOKED_HERE = "revoked here"  # as REVOKED, said within this process, and so no hint but true
 
 LONGEST_NUMBER = 19  # digits of a bigint

@@ -280,6 +280,16 @@ begin
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._may_claim(queue text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+AS $function$
+begin
+  perform pg_advisory_xact_lock_shared(hashtextextended('stepwell queue:' || queue, 0));
+  return not exists (select from stepwell.queues q where q.name = queue and q.paused_at is not null);
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._name_problem(name text, may_be_empty boolean DEFAULT false)
  RETURNS text
  LANGUAGE sql
@@ -1111,6 +1121,16 @@ create table stepwell.meta (
   constraint meta_singleton_check CHECK (singleton)
 );
 
+create table stepwell.queues (
+  name        text collate "C" not null,
+  paused_at   timestamp with time zone,
+  paused_by   text,
+  reason      text,
+  changed_at  timestamp with time zone not null,
+  constraint queues_pkey PRIMARY KEY (name),
+  constraint pause_has_time CHECK (paused_at IS NOT NULL OR paused_by IS NULL AND reason IS NULL)
+);
+
 create table stepwell.signals (
   id           bigint generated always as identity not null,
   instance_id  bigint not null,
@@ -1153,4 +1173,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (5);
+insert into stepwell.meta (version) values (6);

@@ -3,5 +3,6 @@
 from stepwell.sync.engine import SyncEngine
 from stepwell.sync.handle import SyncHandle
 from stepwell.sync.insights import SyncInsights
+from stepwell.sync.queues import SyncQueues
 
-__all__ = ["SyncEngine", "SyncHandle", "SyncInsights"]
+__all__ = ["SyncEngine", "SyncHandle", "SyncInsights", "SyncQueues"]

@@ -23,6 +23,7 @@ from stepwell.sync.blocking import blocking, staying
 from stepwell.sync.handle import SyncHandle, handing, handing_each
 from stepwell.sync.insights import SyncInsights
 from stepwell.sync.limiting import SyncLimiting
+from stepwell.sync.queues import SyncQueues
 from stepwell.sync.relay import Relay
 from stepwell.sync.thread import wait_for
 from stepwell.sync.twin import Twin
@@ -71,6 +72,11 @@ class SyncEngine:
     def limits(self) -> SyncLimiting:
         """The limits at run time: look at them, change them, reset them."""
         return SyncLimiting(self._ask)
+
+    @property
+    def queues(self) -> SyncQueues:
+        """Pause and resume queues, and see what waits in them."""
+        return SyncQueues(self._ask)
 
     @overload
     def on(self, events: Events, /) -> Callable[[Hooked], Hooked]: ...

@@ -8,9 +8,10 @@ import pytest
 
 from stepwell import Engine, Handle, SyncEngine, SyncHandle
 from stepwell.insights import Insights
-from stepwell.sync import SyncInsights
+from stepwell.queues import Queues
+from stepwell.sync import SyncInsights, SyncQueues
 
-TWINS = [(Engine, SyncEngine), (Handle, SyncHandle), (Insights, SyncInsights)]
+TWINS = [(Engine, SyncEngine), (Handle, SyncHandle), (Insights, SyncInsights), (Queues, SyncQueues)]
 ONLY_ASYNC = {"sync", "__aenter__", "__aexit__"}
 ONLY_SYNC = {"settings", "__enter__", "__exit__"}  # an Engine sets `settings` when it is made
 

@@ -1,6 +1,7 @@
 -- Claim up to $3 instances of one queue, most urgent first.
 -- Keeps: a row is claimed by one worker only (row lock, skip locked); one executing row per concurrency key
 --   (instances_concurrency_key: of two claims at once one fails whole, and is retried).
+--   Nothing of a paused queue is claimed (_may_claim looks with a snapshot of its own, once).
 -- Index: instances_claim, read in order until the limit; the busy key by one probe of instances_concurrency_key.
 -- Locks: the rows of the window, no key update; by nobody waited for. Keys enter instances_concurrency_key in their
 --   order, so that two claims of the same keys wait for one another in one direction only.
@@ -16,7 +17,7 @@ with candidates as materialized (
   select i.ctid as tid, i.id, i.concurrency_key, i.machine, i.version, i.priority, i.due_at,
          i.concurrency_limit is not null or i.rate_limit is not null as is_limited
   from stepwell.instances i
-  where i.queue = $2 and i.status = 'runnable' and i.hold is null
+  where i.queue = $2 and i.status = 'runnable' and i.hold is null and (select stepwell._may_claim($2))
     and ($5::text[] = '{}' or not (i.machine || '@' || i.version) = any ($5::text[]))
   order by i.priority, i.due_at, i.id
   limit $3

@@ -2,6 +2,7 @@
 -- Index: the primary key, backwards from the cursor; the wide rows only for the page, by their primary key (joined
 --   without the lateral limit, they are merged from the newest down to the cursor). Locks: none.
 -- A null filter filters nothing: planned anew each time, since no plan is good for all of them.
+-- Returns: the page, each with why its queue is paused, if it is.
 with page as materialized (
   select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
          i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
@@ -20,8 +21,13 @@ with page as materialized (
     and ($10::timestamptz is null or i.created_at < $10)
   order by i.id desc
   limit $11
+), paused as materialized (
+  select q.name, coalesce(q.reason, '') as reason
+  from stepwell.queues q
+  where q.paused_at is not null
 )
-select p.*, d.state, d.result, d.error, d.operated
+select p.*, d.state, d.result, d.error, d.operated,
+       (select q.reason from paused q where q.name = p.queue) as queue_pause
 from page p
 cross join lateral (
   select d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated

@@ -1,8 +1,12 @@
--- Read instances whole. Index: the primary keys (any (array[…]): see commit.sql). Locks: none.
+-- Read instances whole, and why their queues are paused, if they are.
+-- Index: the primary keys (any (array[…]): see commit.sql). Locks: none.
 select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
        i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
        i.children_pending, i.created_at, i.updated_at, i.finished_at,
        i.concurrency_limit, i.rate_limit, i.weight,
-       d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated
+       d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated,
+       (select coalesce(q.reason, '')
+        from stepwell.queues q
+        where q.name = i.queue and q.paused_at is not null) as queue_pause
 from stepwell.instances i join stepwell.instance_data d on d.id = any (array[i.id])
 where i.id = any ($1::bigint[])

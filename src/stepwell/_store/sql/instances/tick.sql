@@ -2,11 +2,12 @@
 -- queues have work, and when to look again.
 -- Keeps: a row is due once; a deadline is a wake, not a failure: awaits and attempt stay; a locked row is left for the
 --   next look. What came due comes due again if the server loses it: no wait for the disk.
--- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined).
+-- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined);
+--   queues.
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
--- Returns: one row: how many came due, their queues, the queues of $1 with work, up to 100 rate limits whose line may
---   go on (buckets_next), and the seconds to the next due time (not above 0: a row is due, and somebody holds it
---   locked).
+-- Returns: one row: how many came due, their queues, the queues of $1 with work that may be claimed, up to 100 rate
+--   limits whose line may go on (buckets_next), those of $1 that are paused, and the seconds to the next due time (not
+--   above 0: a row is due, and somebody holds it locked).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 ), due as materialized (
@@ -45,6 +46,10 @@ with unsynced as materialized (
   select queue from freed
   union all
   select queue from woken
+), paused as materialized (
+  select q.name
+  from stepwell.queues q
+  where q.name = any ($1::text[]) and q.paused_at is not null
 )
 select greatest((select count(*) from freed), (select count(*) from woken))::integer as freed,
        array(select distinct queue from ripe) as freed_queues,
@@ -52,8 +57,10 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
              from unnest($1::text[]) as q(name)
              where exists (select from stepwell.instances i
                            where i.queue = q.name and i.status = 'runnable' and i.hold is null
-                           offset 0)) as ready,
+                           offset 0)
+               and q.name not in (select name from paused)) as ready,
        array(select key from flowing) as flowing,
+       array(select name from paused) as paused,
        extract(epoch from least((select i.due_at
                                  from stepwell.instances i
                                  where i.status = 'runnable' and i.hold = 'due' and i.id not in (select id from due)

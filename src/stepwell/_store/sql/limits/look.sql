@@ -1,7 +1,7 @@
 -- Look at rows that need limits, and at those limits. Run under limits/lock_rows.sql: the snapshot is taken after it.
--- Keeps: only rows still runnable and unheld. What is taken is what executes: an executing row is its slot, so that
---   nothing is credited when a holder ends in whatever way. A bucket that is not there is full; time that seems to run
---   back (a transaction that began earlier and waited) fills nothing.
+-- Keeps: only rows still runnable and unheld, and none if their queue, $2, is paused by now. What is taken is what
+--   executes: an executing row is its slot, so that nothing is credited when a holder ends in whatever way. A bucket
+--   that is not there is full; time that seems to run back (a transaction that began earlier and waited) fills nothing.
 -- Index: the primary key (|| '' and any (array[…]): see instances/commit.sql); instances_slot, instances_in_limit_line
 --   and instances_in_rate_line, once per limit.
 -- Locks: the rows, skip locked.
@@ -16,6 +16,7 @@ with given as materialized (
                        offset 0) as is_busy
   from stepwell.instances i
   where i.id = any ($1::bigint[]) and i.status || '' = 'runnable' and i.hold is null
+    and (select stepwell._may_claim($2))
   for no key update of i skip locked
 ), gates as materialized (
   select g.key, l.n,

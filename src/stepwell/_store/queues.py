@@ -1,0 +1,43 @@
+"""Calls of `sql/queues`: pausing, resuming and listing queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from stepwell._store.database import Queryable
+
+MOST_COUNTED = 10_000  # of what is runnable, per queue; of what is held, per reason
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue as operators see it."""
+
+    name: str
+    paused_at: datetime | None
+    paused_by: str | None
+    reason: str | None  # of the pause
+    runnable: int  # may run now: waits for a slot, or for the end of the pause; counted up to 10,000
+    executing: int
+    held: int | None  # may not run yet: its time, a key, a limit, other code; None where there are too many to count
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is claimed from it."""
+        return self.paused_at is not None
+
+
+async def pause(db: Queryable, queue: str, reason: str | None, by: str | None) -> bool:
+    """Pause, once claims under way have ended; returns whether it was running."""
+    [row] = await db.fetch("queues/pause", queue, by, reason)
+    return not row["was_paused"]
+
+
+async def resume(db: Queryable, queue: str) -> bool:
+    """Resume; returns whether it was paused."""
+    return bool(await db.fetch("queues/resume", queue))
+
+
+async def list_all(db: Queryable) -> list[Queue]:
+    return [Queue(**row) for row in await db.fetch("queues/list", MOST_COUNTED)]
