@@ -17,6 +17,7 @@ from stepwell.embedded import EmbeddedServer
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 SHOWN = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "autovacuum",
+    "autovacuum_naptime",
 )  # fmt: skip
 
 

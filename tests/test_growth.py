@@ -115,6 +115,6 @@ def test_the_report_of_a_soak_says_what_is_not_flat(tmp_path: Path) -> None:
 
     written = json.loads(report.write(tmp_path).read_text("utf-8"))
 
-    assert "| `instances`, MB | 10.0 | 20.0 | 2.00 | **no** | 20.0 | 10.0 |" in report.table()
+    assert "| `instances`, MB | 10.0 | 20.0 | 2.00 | **no** | 2.00 | 20.0 | 10.0 |" in report.table()
     assert report.verdict() == "Not flat, by more than 15%: instances."
     assert {"samples", "parts", "rebuilt", "verdict", "machine"} <= set(written)

@@ -21,7 +21,6 @@ from benchmarks.growth.site import BATCH, Round, Site, opened
 from benchmarks.loop import run
 from stepwell import Engine
 
-FEWER = 2  # rounds of turns, each of which is long
 NORMAL = Sizes(rounds=25, warm_ups=5, turns=BATCH)
 QUICK = Sizes(rounds=1, warm_ups=1, turns=3, divisor=1_000)
 
@@ -93,9 +92,10 @@ class Growth:
             if not self._options.quick:
                 await query(self._url, "checkpoint")
             # By turns, so that what else the machine does meets both.
-            number = self._sizes.warm_ups + -(-self._sizes.rounds // (FEWER if scenario.is_turns else 1))
+            sizes = self._sizes.of_turns if scenario.is_turns else self._sizes
+            number = sizes.warm_ups + sizes.rounds
             rounds = [(await self._once(scenario, alone), await self._once(scenario, around)) for _ in range(number)]
-        measured = rounds[self._sizes.warm_ups :]
+        measured = rounds[sizes.warm_ups :]
         figure = Figure(
             name, scenario.label, median([pair[0] for pair in measured]), median([pair[1] for pair in measured]),
             scenario.most,

@@ -49,6 +49,11 @@ class Sizes:
         """Rows that the rounds need."""
         return (self.rounds + self.warm_ups) * BATCH
 
+    @property
+    def of_turns(self) -> Sizes:
+        """Fewer rounds: one of a hundred turns is long."""
+        return replace(self, rounds=-(-self.rounds // 5), warm_ups=1)
+
     def rows(self, normal: int) -> int:
         return max(normal // self.divisor, 1)
 

@@ -37,20 +37,23 @@ class Report:
             f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`: {self.workload}",
             f"{machine()}; {shown}", f"PostgreSQL {self.server.get('server_version')}: {server}", "",
             f"| {' | '.join(HEAD)} |", "|" + "--:|" * len(HEAD), *(f"| {' | '.join(cells(part))} |" for part in found),
-            "", "| | second part | last part | last / second | flat | at the end | made anew |",
-            "|---|--:|--:|--:|---|--:|--:|", *(self._change(change) for change in changes(found)), "",
+            "", "| | second part | last part | last / second | flat | by steps/s | at the end | made anew |",
+            "|---|--:|--:|--:|---|--:|--:|--:|", *(self._change(change, pace(found)) for change in changes(found)), "",
             self.verdict(), "",
         ]  # fmt: skip
         return "\n".join(lines)
 
-    def _change(self, change: Change) -> str:
+    def _change(self, change: Change, paced: float) -> str:
         is_size = change.name in self.samples[-1].sizes
         second, last = ((value / MEGABYTE if is_size else value) for value in (change.second, change.last))
         end = number(self.samples[-1].sizes[change.name] / MEGABYTE) if is_size else ""
         anew = number(self.rebuilt[change.name] / MEGABYTE) if change.name in self.rebuilt else ""
         flat = "yes" if change.is_flat else "small" if is_small(change) else "**no**"
         title = f"`{change.name}`, MB" if is_size else change.name
-        return f"| {title} | {number(second)} | {number(last)} | {change.ratio:.2f} | {flat} | {end} | {anew} |"
+        # What is kept for some seconds is the more, the faster it comes.
+        by_rate = f"{change.ratio / paced:.2f}" if is_size else ""
+        shown = (title, number(second), number(last), f"{change.ratio:.2f}", flat, by_rate, end, anew)
+        return f"| {' | '.join(shown)} |"
 
     def verdict(self) -> str:
         bent = [c.name for c in changes(parts(self.samples)) if not (c.is_flat or is_small(c))]
@@ -71,6 +74,11 @@ class Report:
         }  # fmt: skip
         path.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
         return path
+
+
+def pace(found: Sequence[Part]) -> float:
+    """How much faster the last part was than the second."""
+    return changes(found)[0].ratio
 
 
 def is_small(change: Change) -> bool:

@@ -22,6 +22,8 @@ from stepwell import Engine
 
 CHUNK = 1_000  # instances of one start_many, at most
 LOOK_EVERY = 0.02  # seconds between two looks at the workers' tallies
+# A million steps take a minute or two. What is pruned and vacuumed once a minute has no steady state in that time.
+OFTEN = {"autovacuum_naptime": "10s"}
 STALLED = 60.0  # seconds without a step
 
 
@@ -32,7 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
         url = options.url
         if url is None:
             say("starting a Postgres of our own")
-            url = stack.enter_context(server.own_server(dict(pair.split("=", 1) for pair in options.server)))
+            given = dict(pair.split("=", 1) for pair in options.server)
+            url = stack.enter_context(server.own_server(OFTEN | given))
         run(Soak(url, options).run())
 
 
@@ -43,6 +46,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=10, help="steps of an instance")
     parser.add_argument("--run-ahead", type=int, default=16)
     parser.add_argument("--retention", type=float, default=30.0, help="seconds")
+    parser.add_argument("--prune", type=float, default=5.0, help="seconds between two looks for what to prune")
     parser.add_argument("--processes", type=int, default=1, help="workers, each in a process of its own")
     parser.add_argument("--backlog", type=int, default=5_000, help="instances that wait or run at most")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.OPTION=VALUE", help="try another setting")
@@ -83,7 +87,8 @@ class Soak:
         options = self._options
         return (
             f"{options.steps:,} steps of instances of {options.length} steps, run_ahead {options.run_ahead}, retention "
-            f"{options.retention:g} s, {options.processes} worker process(es), at most {options.backlog:,} unfinished"
+            f"{options.retention:g} s, prune {options.prune:g} s, {options.processes} worker process(es), at most "
+            f"{options.backlog:,} unfinished"
         )
 
     async def _prepare(self, url: str) -> None:
@@ -97,7 +102,7 @@ class Soak:
     async def _soak(self, url: str, watcher: asyncpg.Connection) -> None:
         options = self._options
         origin = str(await watcher.fetchval("select pg_current_wal_insert_lsn()::text"))
-        settings = {"run_ahead": options.run_ahead, "retention": options.retention}
+        settings = {"run_ahead": options.run_ahead, "retention": options.retention, "prune": options.prune}
         engine = Engine(url, machines=machines.ALL)
         async with engine, Workers(url, options.processes, settings) as workers:
             began = perf_counter()
