@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, Literal
 
 from stepwell._core.codec import check_size, encode_value
-from stepwell._core.entries import NewInstance, admit, admit_many
+from stepwell._core.entries import NewInstance, admit, admit_each, are_keyless
 from stepwell._core.faults import Contention
 from stepwell._core.ranges import check_key, check_target, check_tenant
 from stepwell._core.records import Instance
@@ -28,7 +28,7 @@ from stepwell.limiting import Limiting
 from stepwell.operating import Operating
 from stepwell.outcomes import Result_co
 from stepwell.queues import Queues
-from stepwell.starting import Starting
+from stepwell.starting import CHUNK, Starting
 from stepwell.waiting import Until, Waiting
 
 IfExists = Literal["raise", "return"]
@@ -78,12 +78,15 @@ class Client:
     async def start_many(
         self, entries: Sequence[Any], *, connection: object = None, notify: bool = True
     ) -> list[Handle[Any] | Duplicate]:
-        admitted = admit_many(
+        given = admit_each(
             self._registry, entries, tenant=self._settings.tenant, max_payload=self._settings.max_payload
         )
-        if not admitted:
-            return []
-        answers = await self._starting.start_many(admitted, connection, notify)
+        answers: Sequence[int | Duplicate]
+        if connection is None and isinstance(entries, list) and len(entries) > CHUNK and are_keyless(entries):
+            admitted, answers = await self._starting.stream(given, notify)
+        else:
+            admitted = list(given)
+            answers = await self._starting.start_many(admitted, connection, notify) if admitted else []
         return [
             started if isinstance(started, Duplicate) else self._handle(started, entry)
             for started, entry in zip(answers, admitted, strict=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from stepwell._core.entries import NewInstance
 from stepwell._core.faults import Contention
@@ -19,7 +21,9 @@ from stepwell._store.retries import MOST_TRIES, retried
 from stepwell.config import Settings
 from stepwell.errors import Duplicate
 
-CHUNK = 5_000
+CHUNK = 5_000  # entries of one statement
+STREAMED = 2_000  # the same, while the next are prepared
+SLICE = 200  # entries that are checked before others may run
 
 
 class Starting:
@@ -59,6 +63,33 @@ class Starting:
             self.announce([row for row in answers if isinstance(row, Started)])
         self._emitter.started(entries, answers)
         return [row if isinstance(row, Duplicate) else row.id for row in answers]
+
+    async def stream(self, entries: Iterator[NewInstance], notify: bool) -> tuple[list[NewInstance], list[int]]:
+        """Insert many without keys in one transaction; while Postgres inserts some, the next are checked and encoded.
+
+        One that is refused on the way leaves nothing of the others.
+        """
+        admitted: list[NewInstance] = []
+        rows: list[Started] = []
+        inserting: asyncio.Task[list[Started]] | None = None
+        async with self._database.transaction() as session:
+            try:
+                while chunk := await _next_of(entries):
+                    if inserting is not None:
+                        rows += await inserting
+                    admitted += chunk
+                    inserting = asyncio.create_task(instances.start(session, chunk), name="stepwell insert")
+                    await asyncio.sleep(0)
+                rows += await inserting if inserting is not None else []
+            except BaseException:
+                if inserting is not None and not inserting.done():
+                    inserting.cancel()
+                    await asyncio.wait([inserting])
+                raise
+        if notify:
+            self.announce(rows)
+        self._emitter.started(admitted, rows)
+        return admitted, [row.id for row in rows]
 
     def announce(self, started: Sequence[Started]) -> None:
         """Tell the workers of new rows."""
@@ -108,3 +139,12 @@ class Starting:
             else:
                 raise Contention("keys changed hands faster than they could be taken")
         return [answers[i] for i in range(len(entries))]
+
+
+async def _next_of(entries: Iterator[NewInstance]) -> list[NewInstance]:
+    """The next entries of one statement, checked in small slices, so that what is under way gets on."""
+    chunk: list[NewInstance] = []
+    while len(chunk) < STREAMED and (some := list(islice(entries, SLICE))):
+        chunk += some
+        await asyncio.sleep(0)
+    return chunk

@@ -14,6 +14,7 @@ from stepwell import (
     DatabaseError,
     Done,
     EngineClosed,
+    Handle,
     InvalidInput,
     InvalidState,
     Machine,
@@ -69,6 +70,33 @@ async def test_a_start_that_the_database_refuses_fails_none_of_the_same_moment(m
     refused = [n for n, answer in enumerate(answers) if isinstance(answer, DatabaseError)]
     assert refused == [13]
     assert (await h.sql("select count(*) as number from stepwell.instances"))[0]["number"] == 19
+
+
+async def test_a_large_batch_is_answered_in_its_order_and_committed_at_once(make_harness: MakeHarness) -> None:
+    """More than one statement; what is inserted last has the time of what was inserted first."""
+    h = await make_harness([Order])
+
+    handles = await h.engine.start_many([Order.child({"count": n}, priority=n % 2) for n in range(5_500)])
+
+    rows = await h.sql("select id, (state ->> 'count')::integer as count from stepwell.instance_data order by 2")
+    assert [handle.id for handle in handles if isinstance(handle, Handle)] == [row["id"] for row in rows]
+    assert [row["count"] for row in rows] == list(range(5_500))
+    [row] = await h.sql("select count(distinct created_at) as moments from stepwell.instances")
+    assert row["moments"] == 1
+
+
+@pytest.mark.parametrize("refused_by", ["the door", "the database"])
+async def test_a_large_batch_with_a_bad_entry_leaves_nothing(make_harness: MakeHarness, refused_by: str) -> None:
+    h = await make_harness([Order])
+    await h.sql("alter table stepwell.instance_data add check (state ->> 'count' <> '5400')")
+    entries: list[Any] = [Order.child({"count": n}) for n in range(5_500)]
+    if refused_by == "the door":
+        entries[5_300] = Order.child({"count": "many"})
+
+    with pytest.raises(InvalidState if refused_by == "the door" else DatabaseError):
+        await h.engine.start_many(entries)
+
+    assert (await h.sql("select count(*) as number from stepwell.instances"))[0]["number"] == 0
 
 
 async def test_a_start_is_committed_with_all_it_was_given(make_harness: MakeHarness) -> None:

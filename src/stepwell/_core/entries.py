@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -102,9 +102,15 @@ def admit_many(
     registry: Registry, entries: object, *, tenant: str, max_payload: int, field: str = "entries"
 ) -> list[NewInstance]:
     """Check a batch: `Checkout.child(state, …)`, `(machine, state)` or a bare machine; errors name the position."""
+    return list(admit_each(registry, entries, tenant=tenant, max_payload=max_payload, field=field))
+
+
+def admit_each(
+    registry: Registry, entries: object, *, tenant: str, max_payload: int, field: str = "entries"
+) -> Iterator[NewInstance]:
+    """The same, one after the other as they are asked for."""
     if not isinstance(entries, Iterable) or isinstance(entries, str | Mapping):
         raise InvalidInput(field, f"expected a list, got {type(entries).__name__}")
-    admitted: list[NewInstance] = []
     plain: dict[int, tuple[Any, Definition, NewInstance]] = {}  # what an entry of a machine without options was like
     for position, entry in enumerate(entries):
         machine, state, options = _parts(f"{field}[{position}]", entry)
@@ -119,8 +125,12 @@ def admit_many(
         except InvalidInput as error:
             error.add_note(f"in {field}[{position}]")
             raise
-        admitted.append(new)
-    return admitted
+        yield new
+
+
+def are_keyless(entries: Iterable[object]) -> bool:
+    """Whether no entry of a batch, as it was given, has a key."""
+    return not any(isinstance(entry, Entry) and entry.options and "key" in entry.options for entry in entries)
 
 
 def _parts(where: str, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
