@@ -221,9 +221,9 @@ async def test_a_signal_costs_six_statements_to_the_end_of_its_instance_and_the_
         await eventually(lambda: "signals/drop" in tally.sent)
 
         spent = [name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}]
-        assert spent == [
-            "signals/deliver", "instances/claim", "workers/begin", "signals/load", "instances/commit", "signals/drop"
-        ]  # fmt: skip
+        assert [*spent[:2], *sorted(spent[2:4]), *spent[4:]] == [
+            "signals/deliver", "instances/claim", "signals/load", "workers/begin", "instances/commit", "signals/drop"
+        ], "what is loaded is read while the beginning is noted"  # fmt: skip
 
 
 @pytest.mark.parametrize(

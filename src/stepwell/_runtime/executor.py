@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import StoreFault
-from stepwell._core.records import Claim
+from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Around, Caller
 from stepwell._runtime.flusher import Flusher, Verdict
@@ -146,12 +146,15 @@ class Executor:
                 ordinary.append(self._suspects.popleft())
             if not ordinary or self._latest_claim is None:
                 return
+            begin = workers.begin(
+                self._database, ordinary[0].worker_id, self._latest_claim, self._waiting_ids(),
+                [claim.id for claim in ordinary],
+            )  # fmt: skip
             try:
-                states = await workers.begin(
-                    self._database, ordinary[0].worker_id, self._latest_claim, self._waiting_ids(),
-                    [claim.id for claim in ordinary],
-                )  # fmt: skip
-                stored = await self._load(ordinary, states)
+                if any(claim.has_inbox or claim.round for claim in ordinary):
+                    states, loaded = await asyncio.gather(begin, self._load(ordinary))
+                else:
+                    states, loaded = await begin, _Loaded()
             except StoreFault:
                 self._give_up(ordinary)  # not in our hands any more: the heartbeat returns them within a beat
                 raise
@@ -164,19 +167,18 @@ class Executor:
             for number, claim in enumerate(ordinary):
                 if number and number % AT_ONCE == 0:
                     await asyncio.sleep(0)  # what was launched runs, and is committed while the others run
-                self._launch(claim, stored[claim.id])
+                self._launch(claim, loaded.beside(claim.id, states[claim.id]))
 
-    async def _load(self, claims: list[Claim], states: dict[int, Stored]) -> dict[int, Read]:
+    async def _load(self, claims: list[Claim]) -> _Loaded:
         """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
-        db, unreadable = self._database, dict[int, InvalidPayload]()
+        db, loaded = self._database, _Loaded()
         receivers = [claim.id for claim in claims if claim.has_inbox]
-        inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, unreadable)
+        loaded.inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, loaded.unreadable)
         rounds = {claim.id: claim.round for claim in claims if claim.round}
-        families = await _isolating(lambda ids: children.load(db, {i: rounds[i] for i in ids}), [*rounds], unreadable)
-        return {
-            id_: Read(stored.state, stored.unchecked, inboxes.get(id_, ()), families.get(id_, ()), unreadable.get(id_))
-            for id_, stored in states.items()
-        }
+        loaded.families = await _isolating(
+            lambda ids: children.load(db, {i: rounds[i] for i in ids}), [*rounds], loaded.unreadable
+        )
+        return loaded
 
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""
@@ -344,6 +346,23 @@ class Executor:
             if second is not error and second.__context__ is None:
                 second.__context__ = error
             return run.failure(second)
+
+
+class _Loaded:
+    """What steps are handed beside their states, by instance."""
+
+    __slots__ = ("families", "inboxes", "unreadable")
+
+    def __init__(self) -> None:
+        self.inboxes: dict[int, tuple[Signal, ...]] = {}
+        self.families: dict[int, tuple[Child, ...]] = {}
+        self.unreadable: dict[int, InvalidPayload] = {}
+
+    def beside(self, id_: int, stored: Stored) -> Read:
+        return Read(
+            stored.state, stored.unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
+            self.unreadable.get(id_),
+        )  # fmt: skip
 
 
 async def _isolating(
