@@ -2,6 +2,8 @@
 -- Keeps: a row is claimed by one worker only (row lock, skip locked); one executing row per concurrency key
 --   (instances_concurrency_key: of two claims at once one fails whole, and is retried).
 --   Nothing of a paused queue is claimed (_may_claim looks with a snapshot of its own, once).
+--   A claim need not survive a crash of the server: the row is runnable again then, and what the worker makes of it is
+--   stale. So nobody waits for the disk, unless a concurrency key is claimed, which must stay taken.
 -- Index: instances_claim, read in order until the limit; the busy key by one probe of instances_concurrency_key.
 -- Locks: the rows of the window, no key update; by nobody waited for. Keys enter instances_concurrency_key in their
 --   order, so that two claims of the same keys wait for one another in one direction only.
@@ -48,6 +50,9 @@ with candidates as materialized (
   returning j.verdict, i.id, i.machine, i.version, i.concurrency_key, i.priority, i.due_at,
             i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at,
             i.has_inbox, i.awaits, i.parent_id, i.round
+), unsynced as materialized (
+  select set_config('synchronous_commit', 'off', true)
+  where not exists (select from judged j where j.verdict = 'claimed' and j.concurrency_key is not null)
 ), answers as (
   select c.verdict, c.id, c.machine, c.version, c.concurrency_key,
          c.fence, c.step, c.attempt, c.crashes, c.tenant, c.key,
@@ -67,4 +72,5 @@ with candidates as materialized (
 select verdict, id, machine, version, concurrency_key, fence, step, attempt, crashes, tenant, key, claimed_at,
        has_inbox, awaits, parent_id, round, priority
 from answers
+where (select count(*) from unsynced) >= 0
 order by priority, due_at, id
