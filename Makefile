@@ -5,7 +5,7 @@ WORKERS ?= 4 # test processes; most tests wait for something, so there are more 
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak soak-steps bench bench-peers growth django6 check schema clean
+.PHONY: help venv demo test soak limits soak-steps bench bench-peers growth django6 check schema clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,10 @@ test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
 
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)
+
+limits: $(STAMP) ## Let 8 workers, killed again and again, pass 20,000 instances through one limit
+	STEPWELL_LIMITS_WORKERS=8 STEPWELL_LIMITS_INSTANCES=20000 .venv/bin/python -m pytest -s \
+		tests/crash/test_limits_under_fire.py $(ARGS)
 
 bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
 	.venv/bin/python -m benchmarks.run $(ARGS)

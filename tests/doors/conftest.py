@@ -10,12 +10,12 @@ import pytest
 from stepwell.testing import Harness
 from tests.doors.blocking_callers import BLOCKING
 from tests.doors.callers import CALLERS, Caller, calling
-from tests.doors.machines import Busy, Family, Note, Order
+from tests.doors.machines import LIMITS, Busy, Family, Note, Order, Paced
 
 
 @pytest.fixture
 async def h() -> AsyncIterator[Harness]:
-    async with Harness([Order, Note, Busy, Family]) as harness:
+    async with Harness([Order, Note, Busy, Family, Paced], limits=LIMITS) as harness:
         await harness.engine.migrate()
         yield harness
 

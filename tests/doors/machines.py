@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell import Await, Context, Done, Machine, Outcome, Spawn, step
+from stepwell import Await, ConcurrencyLimit, Context, Done, Machine, Outcome, RateLimit, Spawn, step
 
 
 class Order(Machine):
@@ -52,3 +52,18 @@ class Family(Machine):
     @step
     async def count(self, ctx: Context[Any]) -> Outcome:
         return Done([child.status for child in ctx.children])
+
+
+LIMITS = [ConcurrencyLimit("desk", 1), RateLimit("desk", 5), RateLimit("mail", 5, burst=3)]
+
+
+class Paced(Machine, initial="pace"):
+    """Its first step has limits of its own."""
+
+    @step(concurrency_limit=("desk", "main"), rate_limit="mail", weight=2)
+    async def pace(self, ctx: Context[Any]) -> Done:
+        return Done()
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        return Done()

@@ -13,14 +13,14 @@ CLAIMED = 100
 INSERT = """
 insert into stepwell.instances
   (machine, version, step, queue, due_at, created_at, updated_at, priority, status, hold, awaits, concurrency_key,
-   finished_at)
+   finished_at, concurrency_limit, rate_limit)
 select 'order', {version}, 'ship', 'default', now() + {due}, now(), now(), {priority}, '{status}', {hold}, {awaits},
-       {key}, {end}
+       {key}, {end}, {limit}, {rate}
 from generate_series(1, {rows}) as n
 """
 PLAIN = {
     "version": 1, "due": "n * interval '-1 second'", "priority": 0, "status": "runnable", "hold": "null",
-    "awaits": "null", "key": "null", "end": "null",
+    "awaits": "null", "key": "null", "end": "null", "limit": "null", "rate": "null",
 }  # fmt: skip
 SURROUNDINGS = {
     "1 million parked and 300,000 ended": [
@@ -28,6 +28,10 @@ SURROUNDINGS = {
         {"rows": 300_000, "status": "done", "end": "now()"},
     ],
     "100,000 behind one key": [{"rows": 100_000, "priority": -9, "hold": "'key'", "key": "'hot'"}],
+    "100,000 behind one limit and one rate": [
+        {"rows": 50_000, "priority": -9, "hold": "'limit'", "limit": "'hot'"},
+        {"rows": 50_000, "priority": -9, "hold": "'rate'", "rate": "'hot'"},
+    ],
     "300,000 future and more urgent": [
         {"rows": 300_000, "priority": -9, "hold": "'due'", "due": "n * interval '1 day'"}
     ],

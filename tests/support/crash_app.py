@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from stepwell import Context, Done, Machine, Next, step
+from stepwell import ConcurrencyLimit, Context, Done, Machine, Next, RateLimit, step
 
 CREATE_EFFECTS = """
 create table if not exists public.effects (
@@ -53,6 +53,10 @@ class Effects:
     async def record(self, ctx: Context[Any], note: str = "ran") -> None:
         token = secrets.token_hex(8)
         await self._ask(_RECORD, token, ctx.id, ctx.step, ctx.attempt, os.getpid(), note)
+
+    async def tell(self, sql: str, *args: object) -> None:
+        """Send a statement that commits at once."""
+        await self._ask(sql, *args)
 
     async def gathered(self, processes: int) -> None:
         """Wait until steps of so many processes have been here."""
@@ -201,4 +205,19 @@ async def book(connection: Any, ctx: Context[Any]) -> None:
             await connection.execute(text(statement))
 
 
-MACHINES = [Trail, Killer, Innocent, Frozen, Shared, Booking]
+class Narrow(Machine, initial="pass_through"):
+    """Writes down when its step began and ended, by the database's clock; what was killed inside has no end."""
+
+    @step
+    async def pass_through(self, ctx: Context[Any]) -> Done:
+        token = secrets.token_hex(8)
+        await ctx.resources.tell("insert into public.spans values ($1, $2, clock_timestamp())", token, ctx.id)
+        await ctx.resources.tell("update public.spans set ended = clock_timestamp() where token = $1", token)
+        return Done()
+
+
+CREATE_SPANS = (
+    "create table public.spans (token text primary key, instance bigint, began timestamptz, ended timestamptz)"
+)
+LIMITS = [ConcurrencyLimit("narrow", 6), RateLimit("narrow", 400, burst=10)]
+MACHINES = [Trail, Killer, Innocent, Frozen, Shared, Booking, Narrow]

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwell import Engine
 from stepwell.testing import crash
-from tests.support.crash_app import MACHINES, effects_in
+from tests.support.crash_app import LIMITS, MACHINES, effects_in
 
 
 def _settings(text: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ async def main(url: str, settings: dict[str, Any], crash_point: str | None, nth:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if crash_point is not None:
         crash(crash_point, nth=nth)
-    engine = Engine(url, machines=MACHINES, resources=effects_in(url), **settings)
+    engine = Engine(url, machines=MACHINES, limits=LIMITS, resources=effects_in(url), **settings)
     async with engine, engine.worker() as worker:
         sys.stdout.write(f"ready {worker.id}\n")
         sys.stdout.flush()

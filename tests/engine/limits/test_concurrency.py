@@ -74,6 +74,23 @@ class Declared(Machine, initial="first"):
         return Await("end", then=self.second)
 
 
+class Late(Machine, initial="free"):
+    """Comes to a limit in its second step, which would run ahead without one."""
+
+    @step
+    async def free(self, ctx: Context[None]) -> Next:
+        return Next(self.limited)
+
+    @step(concurrency_limit="bank")
+    async def limited(self, ctx: Context[None]) -> Next:
+        await ctx.resources.pass_through(ctx)
+        return Next(self.after)
+
+    @step
+    async def after(self, ctx: Context[None]) -> Done:
+        return Done()
+
+
 class Quick(Machine, initial="run"):
     @step
     async def run(self, ctx: Context[None]) -> Done:
@@ -82,7 +99,7 @@ class Quick(Machine, initial="run"):
 
 @pytest.fixture
 async def h(make_harness: MakeHarness) -> Harness:
-    return await make_harness([Pay, Declared, Quick], limits=LIMITS, resources=Doors())
+    return await make_harness([Pay, Declared, Late, Quick], limits=LIMITS, run_ahead=16, resources=Doors())
 
 
 async def until_held(h: Harness, number: int, hold: str = "limit") -> None:
@@ -147,6 +164,18 @@ async def test_a_step_declares_a_limit_for_itself_and_the_instances_own_comes_ba
 
     assert during.concurrency_limit == "bank:main"
     assert [instance.concurrency_limit for instance in after] == ["stripe", None]
+
+
+async def test_no_step_runs_ahead_into_a_limit_or_out_of_a_slot(h: Harness) -> None:
+    started = [await h.engine.start(Late) for _ in range(3)]
+
+    async with h.engine.worker():
+        await until_held(h, 2)
+        h.resources.gate.set()
+        for one in started:
+            await one.result(10)
+
+    assert h.resources.most == 1
 
 
 @pytest.mark.parametrize(

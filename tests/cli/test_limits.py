@@ -1,0 +1,42 @@
+"""`stepwell limits`: the operator's look at limits, and the hand on them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from stepwell import ConcurrencyLimit, RateLimit
+from tests.cli.app import greet
+from tests.cli.processes import stepwell
+from tests.conftest import MakeHarness
+
+LIMITS = [ConcurrencyLimit("stripe", 10), RateLimit("mail", 100, per=timedelta(minutes=1), burst=20)]
+
+
+async def test_limits_are_shown_changed_and_reset(make_harness: MakeHarness) -> None:
+    h = await make_harness([greet], limits=LIMITS)
+    await h.engine.migrate()
+
+    changed = await stepwell("limits", "set", "stripe", "--n", "5", "--by", "mia", url=h.url)
+    shown = await stepwell("limits", url=h.url)
+    again = await stepwell("limits", "reset", "stripe", "--json", url=h.url)
+
+    assert (changed.code, shown.code, again.code) == (0, 0, 0)
+    assert [line.split() for line in shown.out.splitlines()] == [
+        ["limit", "kind", "n", "per", "burst", "version", "by", "executing", "waiting"],
+        ["mail", "rate", "100", "60s", "20", "1", "declared", "0"],
+        ["stripe", "concurrency", "5", "2", "mia", "(declared:", "10)", "0", "0"],
+    ]
+    assert (again.json["n"], again.json["version"], again.json["changed_by"]) == (10, 3, None)
+
+
+async def test_a_wrong_change_says_what_is_wrong_and_changes_nothing(make_harness: MakeHarness) -> None:
+    h = await make_harness([greet], limits=LIMITS)
+    await h.engine.migrate()
+
+    unknown = await stepwell("limits", "set", "strpe", "--n", "5", url=h.url)
+    unnamed = await stepwell("limits", "set", "--n", "5", url=h.url)
+
+    assert unknown.code != 0
+    assert "did you mean 'stripe'?" in unknown.err
+    assert (unnamed.code, "name the limit to set" in unnamed.err) == (2, True)
+    assert [row.version for row in await h.engine.limits.list()] == [1, 1]

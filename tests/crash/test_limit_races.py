@@ -1,0 +1,204 @@
+"""Waiting for a slot against giving one back, by two connections: no row is left in a line with room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from stepwell import ConcurrencyLimit, RateLimit
+from stepwell._core.records import Claim
+from stepwell._store import flushes, instances, keys, limits, operators
+from stepwell.testing import Harness
+from tests.conftest import MakeHarness
+from tests.support.race import Plain, Race, Session, done
+
+UNLOCKED = (
+    ("limits/lock_rows", ("pg_advisory_xact_lock(n.hash)", "n.hash")),
+    ("limits/lock", ("pg_advisory_xact_lock(k.hash)", "k.hash")),
+    ("limits/lock_rates", ("pg_advisory_xact_lock(k.hash)", "k.hash")),
+)
+
+
+@pytest.fixture
+async def race(make_harness: MakeHarness) -> AsyncIterator[Race]:
+    harness: Harness = await make_harness(
+        [Plain], limits=[ConcurrencyLimit("l", 1), ConcurrencyLimit("m", 1), RateLimit("r", 1, per=86_400, burst=1)]
+    )
+    await harness.engine.migrate()
+    async with AsyncExitStack() as stack:
+        yield Race(harness, stack)
+
+
+async def admitted(session: Session, worker_id: int, *ids: int) -> list[int]:
+    answer = await limits.admit(session, worker_id, "default", ids)  # type: ignore[arg-type]
+    return [claim.id for claim in answer.claims]
+
+
+async def holder_and_behind(race: Race, session: Session, **options: Any) -> tuple[Claim, int, int]:
+    """The claim that holds the only slot, the row that finds none, and a worker."""
+    options = options or {"concurrency_limit": "l"}
+    first, second = [(await race.harness.engine.start(Plain, {}, **options)).id for _ in range(2)]
+    worker_id = await race.worker(session)
+    answer = await limits.admit(session, worker_id, "default", [first])  # type: ignore[arg-type]
+    return answer.claims[0], second, worker_id
+
+
+async def end(how: str, session: Session, holder: Claim) -> Any:
+    db: Any = session
+    match how:
+        case "commit":
+            return await flushes.flush(db, [done(holder)])
+        case "release":
+            return await instances.release(db, holder.worker_id, [(holder.id, None)])
+        case "reap":
+            return await instances.reap(db, [(holder.id, None, None)], 10)
+        case _:
+            return await operators.cancel(db, holder.id, cascade=True, reason="test", by=None)
+
+
+WAYS = ("commit", "release", "reap", "cancel")
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_who_ends_waits_for_a_hold_under_way_and_lets_its_row_go(race: Race, how: str) -> None:
+    holding, ending = await race.session(), await race.session()
+    holder, behind, worker_id = await holder_and_behind(race, ending)
+    await race.end_lease(holder.worker_id)
+    await holding.begin()
+    assert await admitted(holding, worker_id, behind) == []
+
+    over = await race.blocked(ending, end(how, ending, holder))
+    await holding.commit()
+    await over
+
+    assert await race.row(behind, "status", "hold") == ("runnable", None)
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_who_looks_for_a_slot_waits_for_an_end_under_way_and_gets_it(race: Race, how: str) -> None:
+    holding, ending = await race.session(), await race.session()
+    holder, behind, worker_id = await holder_and_behind(race, ending)
+    await race.end_lease(holder.worker_id)
+    await ending.begin()
+    await end(how, ending, holder)
+
+    looking = await race.blocked(holding, admitted(holding, worker_id, behind))
+    await ending.commit()
+
+    assert await looking == [behind]
+
+
+@pytest.mark.parametrize("first", ["hold", "end"])
+async def test_without_the_lock_the_row_would_wait_for_ever_and_only_the_reaper_would_find_it(
+    race: Race, first: str
+) -> None:
+    holding, ending = await race.session(), await race.session()
+    holder, behind, worker_id = await holder_and_behind(race, ending)
+    for session in (holding, ending):
+        for name, change in UNLOCKED:
+            session.change(name, change)
+        await session.begin()
+
+    if first == "hold":
+        await admitted(holding, worker_id, behind)
+        await end("commit", ending, holder)
+    else:
+        await end("commit", ending, holder)
+        await admitted(holding, worker_id, behind)
+    await holding.commit()
+    await ending.commit()
+
+    assert await race.row(behind, "status", "hold") == ("runnable", "limit")
+    assert await keys.free_idle(await race.session()) == ["default"]  # type: ignore[arg-type]
+    assert await race.row(behind, "status", "hold") == ("runnable", None)
+
+
+async def test_of_two_who_want_the_last_slot_the_second_waits_and_is_put_aside(race: Race) -> None:
+    one, two = await race.session(), await race.session()
+    first, second = [(await race.harness.engine.start(Plain, {}, concurrency_limit="l")).id for _ in range(2)]
+    worker_id = await race.worker(one)
+    await one.begin()
+    assert await admitted(one, worker_id, first) == [first]
+
+    waiting = await race.blocked(two, admitted(two, worker_id, second))
+    await one.commit()
+
+    assert await waiting == []
+    assert await race.row(second, "hold") == ("limit",)
+
+
+async def test_without_the_lock_the_unique_index_still_refuses_the_second_slot(race: Race) -> None:
+    one, two = await race.session(), await race.session()
+    first, second = [(await race.harness.engine.start(Plain, {}, concurrency_limit="l")).id for _ in range(2)]
+    worker_id = await race.worker(one)
+    for session in (one, two):
+        for name, change in UNLOCKED:
+            session.change(name, change)
+    await one.begin()
+    await admitted(one, worker_id, first)
+
+    waiting = await race.blocked(two, admitted(two, worker_id, second))
+    await one.commit()
+
+    with pytest.raises(Exception, match="instances_slot"):
+        await waiting
+    assert await race.row(second, "status") == ("runnable",)
+
+
+async def test_of_two_who_want_the_last_token_one_gets_it(race: Race) -> None:
+    one, two = await race.session(), await race.session()
+    first, second = [(await race.harness.engine.start(Plain, {}, rate_limit="r")).id for _ in range(2)]
+    worker_id = await race.worker(one)
+    await one.begin()
+    assert await admitted(one, worker_id, first) == [first]
+
+    waiting = await race.blocked(two, admitted(two, worker_id, second))
+    await one.commit()
+
+    assert await waiting == []
+    assert await race.row(second, "hold") == ("rate",)
+
+
+async def test_without_the_lock_both_would_take_the_last_token(race: Race) -> None:
+    one, two = await race.session(), await race.session()
+    first, second = [(await race.harness.engine.start(Plain, {}, rate_limit="r")).id for _ in range(2)]
+    worker_id = await race.worker(one)
+    for session in (one, two):
+        for name, change in UNLOCKED:
+            session.change(name, change)
+        await session.begin()
+
+    assert await admitted(one, worker_id, first) == [first]
+    over = await race.blocked(two, admitted(two, worker_id, second))
+    await one.commit()
+    assert await over == [second]
+    await two.commit()
+
+
+async def test_two_who_need_the_same_limits_in_different_orders_do_not_deadlock(race: Race) -> None:
+    one, two = await race.session(), await race.session()
+    ids = [
+        (await race.harness.engine.start(Plain, {}, concurrency_limit=limit, rate_limit=("r", limit))).id
+        for limit in ("l", "m", "m", "l")
+    ]
+    worker_id = await race.worker(one)
+
+    answers = await asyncio.gather(admitted(one, worker_id, *ids[:2]), admitted(two, worker_id, *reversed(ids[2:])))
+
+    assert len([id_ for answer in answers for id_ in answer]) == 2
+
+
+async def test_a_cancel_in_a_callers_transaction_lets_the_next_go_by_the_reapers_look(race: Race) -> None:
+    session = await race.session()
+    holder, behind, worker_id = await holder_and_behind(race, session)
+    assert await admitted(session, worker_id, behind) == []
+
+    await race.harness.sql("select stepwell.cancel(id => $1)", holder.id)
+    assert await race.row(behind, "hold") == ("limit",)
+
+    assert await keys.free_idle(session) == ["default"]  # type: ignore[arg-type]
+    assert await admitted(session, worker_id, behind) == [behind]

@@ -1,0 +1,60 @@
+"""A hot limit with 100,000 in its line: what is asked of it costs what it costs with ten."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from stepwell._store.database import WORKER
+from tests.store.plans import Bench, benched
+
+DECLARE = """
+insert into stepwell.limits (kind, name, n, per, burst, declared)
+values ('concurrency', 'hot', 8, null, null, '{}'), ('rate', 'hot', 10, interval '1 second', 10, '{}')
+"""
+BUCKET = """
+insert into stepwell.buckets (key, tokens, refilled_at, next_at)
+values ('hot', 10, stepwell.now(), stepwell.now() - interval '1 second')
+"""
+LINE = """
+insert into stepwell.instances
+  (machine, version, step, queue, due_at, created_at, updated_at, status, hold, worker_id, slot, concurrency_limit,
+   rate_limit)
+select 'order', 1, 'ship', 'default', now() - n * interval '1 second', now(), now(), $2,
+       case $3 when 'limit' then 'limit' when 'rate' then 'rate' end, case $2 when 'executing' then 1 end,
+       case $2 when 'executing' then n end,
+       case when $3 in ('limit', 'both') then 'hot' end, case when $3 in ('rate', 'both') then 'hot' end
+from generate_series(1, $1::integer) as n
+returning id
+"""
+
+
+async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
+    asked = {
+        "limits/look": (newcomers, "default"),
+        "limits/admit": (1, newcomers[:2], [7, 8], newcomers[2:], ["limit"] * 8, [None] * 8, ["hot"], [1.0], [0.1]),
+        "limits/free": (["hot"], [2]),
+        "limits/flow": (["hot"],),
+        "keys/find_idle": (),
+        "instances/tick": (["default"],),
+    }
+    return {name: (await bench.explain(name, *arguments)).buffers for name, arguments in asked.items()}
+
+
+async def test_a_line_of_a_hundred_thousand_costs_what_a_line_of_ten_costs(
+    url: str, connection: asyncpg.Connection
+) -> None:
+    await connection.execute(DECLARE)
+    await connection.execute(BUCKET)
+    await connection.fetch(LINE, 6, "executing", "both")
+    newcomers = [row["id"] for row in await connection.fetch(LINE, 10, "runnable", "both")]
+    for hold in ("limit", "rate"):
+        await connection.fetch(LINE, 10, "runnable", hold)
+    async with benched(url, WORKER) as bench:
+        short = await costs(bench, newcomers)
+        for hold in ("limit", "rate"):
+            await connection.fetch(LINE, 50_000, "runnable", hold)
+        await connection.execute("analyze stepwell.instances")
+        long = await costs(bench, newcomers)
+
+    print(short, long)  # noqa: T201 - pages touched
+    assert {name: pages for name, pages in long.items() if pages > 1.3 * short[name] + 40} == {}
