@@ -47,18 +47,29 @@ class Waiting:
             return instance
         await self._notifier.listen()
         with self._waiters.waiting_for(instance.id) as noticed:
-            if queue := await instances.watch(self._database, instance.id):
-                self._notifier.announce_work(queue)
+            to_look = not await self._watch(instance.id)
             round_ = 0
             while True:
-                noticed.clear()
-                instance = await self.get(instance.id)
+                if to_look:
+                    noticed.clear()
+                    instance = await self.get(instance.id)
+                to_look = True
                 left = None if deadline is None else deadline - loop.time()
                 if _has_reached(instance, until) or (left is not None and left <= 0):
                     return instance
                 patience = self._waiters.patience(round_)
                 round_ += 1
                 await _within(noticed, patience if left is None else min(patience, left))
+
+    async def _watch(self, instance_id: int) -> bool:
+        """Ask for a notice; True if the instance is on its way, and the notice is sure to be sent."""
+        marked = await instances.watch(self._database, instance_id)
+        if marked is None:
+            return False
+        status, queue = marked
+        if queue is not None:
+            self._notifier.announce_work(queue)
+        return not status.is_settled
 
     async def result(
         self, instance_id: int, timeout: float | timedelta | None, definition: Definition | None = None

@@ -184,6 +184,21 @@ async def test_reading_and_waiting_for_what_has_settled_are_one_statement_each(m
     await tally.expect("instances/read")
 
 
+async def test_waiting_for_what_is_on_its_way_is_three_statements(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    order = await h.engine.start(Order)
+    tally = Tally(h.engine._opened)
+    await tally.attach()
+
+    waiting = asyncio.create_task(order.wait(timeout=30))
+    await eventually(lambda: "instances/watch" in tally.sent)
+    async with h.engine.worker():
+        await waiting
+
+    spent = [name for name in tally.sent if name != "notices/send"]
+    assert spent == ["instances/read", "instances/watch", "instances/read"]
+
+
 async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(make_harness: MakeHarness) -> None:
     h = await make_harness([Order], poll=NO_POLL, max_poll=NO_POLL)
     async with h.engine.worker() as worker:

@@ -31,9 +31,9 @@ class Announcer:
             if row.status is Status.RUNNABLE and row.hold is None:
                 wakes[row.queue] += 1
             elif row.hold is Hold.DUE:
-                self._expect_due(commit.delay.total_seconds())
+                self._expect_due(commit.delay.total_seconds() - flushed.took)
             elif commit.timeout is not None:
-                self._expect_due(commit.timeout.total_seconds())
+                self._expect_due(commit.timeout.total_seconds() - flushed.took)
             if row.watched and row.status.is_settled:
                 self._notifier.announce_settled(row.id)
         for queue, count in wakes.items():

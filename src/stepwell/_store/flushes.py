@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from time import perf_counter
 
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
@@ -26,6 +27,7 @@ class Flushed:
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
+    took: float = 0.0  # seconds from its sending to its answer: delays began in this time
 
 
 async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None) -> Flushed:
@@ -33,6 +35,13 @@ async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timede
 
     With a lock timeout, who waits longer than that for somebody's lock has a Contention, and nothing is committed.
     """
+    began = perf_counter()
+    flushed = await _flush(db, commits, lock_timeout)
+    flushed.took = perf_counter() - began
+    return flushed
+
+
+async def _flush(db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None) -> Flushed:
     if all(commit.is_plain for commit in commits):
         committed = await instances.commit(db, commits)
         return Flushed(committed, [row.id for row in committed if row.status is Status.DONE and row.has_inbox])

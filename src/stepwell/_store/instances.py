@@ -315,10 +315,10 @@ async def find_key(db: Queryable, tenant: str, key: str) -> int | None:
     return rows[0]["id"] if rows else None
 
 
-async def watch(db: Queryable, id_: int) -> str | None:
-    """Mark as watched; returns the queue if the row may be claimed and a claim may just have passed it over."""
+async def watch(db: Queryable, id_: int) -> tuple[Status, str | None] | None:
+    """Mark as watched; returns the status of what was marked just now, and its queue if a claim may have passed it."""
     rows = await db.fetch("instances/watch", id_)
-    return rows[0]["queue"] if rows else None
+    return (Status(rows[0]["status"]), rows[0]["queue"]) if rows else None
 
 
 async def prune(db: Queryable) -> tuple[int, int]:
