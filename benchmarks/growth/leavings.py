@@ -47,7 +47,7 @@ async def _leaving(label: str, site: Site, rows: int, steps: int) -> Leaving:
     wal = await site.observer.fetchval("select pg_current_wal_insert_lsn()::text")
     await site.work(rows, min(rows, BATCH), steps)
     bytes_ = await site.observer.fetchval("select pg_current_wal_insert_lsn() - $1::text::pg_lsn", wal)
-    await site.tell_counts()
+    await site.meter.tell()
     counted = await site.observer.fetchrow(_COUNTED)
     updated, hot = counted["updated"] - before["updated"], counted["hot"] - before["hot"]
     done = rows * steps

@@ -14,7 +14,11 @@ import asyncpg
 from stepwell._store.database import Database
 
 # Of this backend alone, and of tables and indexes only. Postgres counts it for each backend since version 18.
-BUFFERS = "select sum(hits + coalesce(reads, 0))::bigint from pg_stat_get_backend_io($1) where object = 'relation'"
+_BUFFERS = "select sum(hits + coalesce(reads, 0))::bigint from pg_stat_get_backend_io($1) where object = 'relation'"
+
+_WORKER = """
+select pid from pg_stat_activity where datname = current_database() and application_name = 'stepwell worker'
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +45,17 @@ class Cost:
 class Meter:
     """Looks at the one connection of a database, from another one."""
 
-    def __init__(self, database: Database, observer: asyncpg.Connection, pid: int) -> None:
+    def __init__(self, database: Database, observer: asyncpg.Connection) -> None:
         self._database = database
         self._observer = observer
-        self._pid = pid
+        self._pid = 0
         self.cost = Cost()  # of the last block that was measured
 
-    @classmethod
-    async def of(cls, database: Database, observer: asyncpg.Connection) -> Meter:
-        """Of a database with one connection, that of a worker."""
-        asked = """select pid from pg_stat_activity
-                   where datname = current_database() and application_name = 'stepwell worker'"""
-        [row] = await observer.fetch(asked)
-        return cls(database, observer, row["pid"])
+    async def meet(self) -> None:
+        """Find out which backend it is now: a pool gives up what was idle for minutes, while much is filled in."""
+        await self.tell()
+        [row] = await self._observer.fetch(_WORKER)
+        self._pid = row["pid"]
 
     @asynccontextmanager
     async def measured(self) -> AsyncIterator[None]:
@@ -65,10 +67,13 @@ class Meter:
         self.cost = Cost(used / 1e6, wall * 1e3, await self._buffers() - buffers)
 
     async def _buffers(self) -> int:
-        """A backend tells what it has counted once a second at most, unless it is asked to."""
+        await self.tell()
+        return int(await self._observer.fetchval(_BUFFERS, self._pid) or 0)
+
+    async def tell(self) -> None:
+        """Let the backend tell what it has counted: it does so once a second at most, unless it is asked to."""
         async with self._database.transaction() as session:
             await session.run("select pg_stat_force_next_flush()")
-        return int(await self._observer.fetchval(BUFFERS, self._pid) or 0)
 
 
 def nanoseconds(pid: int) -> int:

@@ -91,6 +91,8 @@ class Growth:
             say(f"{self._clock()} {name}: filled")
             if not self._options.quick:
                 await query(self._url, "checkpoint")
+            for site in (alone, around):
+                await site.meter.meet()
             # By turns, so that what else the machine does meets both.
             sizes = self._sizes.of_turns if scenario.is_turns else self._sizes
             number = sizes.warm_ups + sizes.rounds

@@ -45,25 +45,25 @@ class Site:
         self.database = database  # as a worker has it, of one connection
         self.observer = observer  # a plain connection: fills, vacuums, looks
         self.worker = worker
-        self._meter = meter
+        self.meter = meter
 
     async def round(self, batch: int = BATCH) -> Round:
         """Claim a batch, begin it, commit it as done: through the statements and calls of a worker."""
-        async with self._meter.measured():
+        async with self.meter.measured():
             claimed = await instances.claim(self.database, self.worker, QUEUE, batch, LABELS)
-        claim = self._meter.cost
+        claim = self.meter.cost
         if len(claimed.claims) != batch:
             raise RuntimeError(f"{len(claimed.claims)} rows were claimed, and not {batch}")
-        async with self._meter.measured():
+        async with self.meter.measured():
             await workers.begin(
                 self.database, self.worker, claimed.claims[-1].claimed_at, [], [c.id for c in claimed.claims]
             )
-        begin = self._meter.cost
-        async with self._meter.measured():
+        begin = self.meter.cost
+        async with self.meter.measured():
             flushed = await flushes.flush(self.database, [done(claim) for claim in claimed.claims])
         if len(flushed.committed) != batch:
             raise RuntimeError(f"{len(flushed.committed)} rows were committed, and not {batch}")
-        return Round(claim, begin, self._meter.cost)
+        return Round(claim, begin, self.meter.cost)
 
     async def turns(self, number: int) -> Round:
         """Rounds of one row each: what a hot key allows."""
@@ -84,11 +84,6 @@ class Site:
                 await flushes.flush(self.database, commits)
                 claims = [commit.continues_as for commit in commits]
             await flushes.flush(self.database, [done(claim) for claim in claims])
-
-    async def tell_counts(self) -> None:
-        """Let the worker's backend tell what it has counted: it does so once a second at most, unless it is asked."""
-        async with self.database.transaction() as session:
-            await session.run("select pg_stat_force_next_flush()")
 
     async def empty(self) -> None:
         """Begin anew."""
@@ -123,6 +118,6 @@ async def opened(url: str) -> AsyncIterator[Site]:
         async with Database(url, session=WORKER, most=1) as database:
             place = Place("growth", "boot", 1, "process")
             worker = await workers.register(database, place, "0", {QUEUE: BATCH}, LABELS, timedelta(days=1))
-            yield Site(url, database, observer, await Meter.of(database, observer), worker)
+            yield Site(url, database, observer, Meter(database, observer), worker)
     finally:
         await observer.close()
