@@ -991,7 +991,7 @@ create table stepwell.instance_data (
   operated   jsonb,
   unchecked  boolean default false not null,
   constraint instance_data_pkey PRIMARY KEY (id)
-) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0);
+) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, fillfactor=50);
 
 create table stepwell.instances (
   id                 bigint generated always as identity not null,
@@ -1049,7 +1049,7 @@ END) stored,
   constraint only_executing_has_slot CHECK (slot IS NULL OR status = 'executing'::text),
   constraint only_runnable_is_held CHECK (hold IS NULL OR status = 'runnable'::text),
   constraint status_known CHECK (status = ANY (ARRAY['runnable'::text, 'executing'::text, 'awaiting_signal'::text, 'awaiting_children'::text, 'awaiting_external'::text, 'done'::text, 'failed'::text, 'cancelled'::text]))
-) with (fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05);
+) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05, fillfactor=50);
 CREATE INDEX instances_behind_key ON stepwell.instances USING btree (concurrency_key, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'key'::text));
 CREATE INDEX instances_claim ON stepwell.instances USING btree (queue, priority, due_at, id)
@@ -1173,4 +1173,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (6);
+insert into stepwell.meta (version) values (7);
