@@ -18,6 +18,7 @@ POINTS = (
     "heartbeat.beaten",
     "pruner.pruned",
     "reaper.reaped",
+    "sharer.moved",
     "timers.ticked",
     "transactions.begun",  # the transaction is open and marked, the step has not run
     "transactions.returned",  # the step has run, its outcome is not written

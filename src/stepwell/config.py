@@ -14,6 +14,7 @@ MAX_QUEUE_SLOTS = 10_000
 MAX_PAYLOAD_CEILING = 256 * 1024 * 1024  # jsonb itself ends at 256 MB
 MAX_NAME = 200
 SESSIONS = ("asyncpg", "sqlalchemy")
+FAIR_BY = ("tenant",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Settings:
     """Every setting with its default. `STEPWELL_LEASE=90` in the environment is seconds; keywords are timedeltas."""
 
     queues: Mapping[str, int] = field(default_factory=lambda: {"default": 50})
+    fair_by: Mapping[str, str] = field(default_factory=dict)
     lease: timedelta = timedelta(seconds=60)
     heartbeat: timedelta = timedelta(seconds=20)
     poll: timedelta = timedelta(seconds=1)
@@ -41,6 +43,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_queues(self.queues)
+        _check_fair_by(self.fair_by)
         for name in ("lease", "heartbeat", "poll", "max_poll", "reap", "prune"):
             _check_duration(name, getattr(self, name), least=timedelta(milliseconds=10))
         if self.retention is not False:
@@ -98,6 +101,8 @@ def _parse(name: str, text: str) -> object:
                 return int(text)
             case str() | None:
                 return text
+            case _ if name == "fair_by":
+                return parse_fair_by(text.split(","))
             case _:
                 return parse_queues(text.split(","))
     except (ValueError, OverflowError) as error:
@@ -113,6 +118,17 @@ def parse_queues(entries: list[str]) -> dict[str, int]:
             raise SettingError("queues", f"{entry!r} is not of the form name=slots, for example default=20")
         queues[name] = int(slots)
     return queues
+
+
+def parse_fair_by(entries: list[str]) -> dict[str, str]:
+    """By what queues are shared out, from `name=tenant` texts, as on the command line; empty texts say nothing."""
+    fair_by: dict[str, str] = {}
+    for entry in filter(None, entries):
+        name, _, by = entry.strip().partition("=")
+        if not by:
+            raise SettingError("fair_by", f"{entry!r} is not of the form name=tenant, for example default=tenant")
+        fair_by[name] = by
+    return fair_by
 
 
 def check_name(name: str, what: str) -> str | None:
@@ -138,6 +154,18 @@ def _check_queues(queues: object) -> None:
             raise SettingError("queues", f"the queue's name {name!r} has a ',' or a '='")
         if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= MAX_QUEUE_SLOTS:
             raise SettingError("queues", f"{name!r} has {slots!r} slots; 1 to {MAX_QUEUE_SLOTS:,} are allowed")
+
+
+def _check_fair_by(fair_by: object) -> None:
+    if not isinstance(fair_by, Mapping):
+        raise SettingError("fair_by", f"expected a mapping of queue to {FAIR_BY[0]!r}, got {fair_by!r}")
+    for name, by in fair_by.items():
+        if not isinstance(name, str):
+            raise SettingError("fair_by", f"the queue {name!r} is not a string")
+        if problem := check_name(name, "the queue's name"):
+            raise SettingError("fair_by", problem)
+        if by not in FAIR_BY:
+            raise SettingError("fair_by", f"queue {name!r} can not be shared out by {by!r}; only by {FAIR_BY[0]!r}")
 
 
 def _check_duration(

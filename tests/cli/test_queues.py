@@ -23,7 +23,7 @@ async def test_queues_are_shown_paused_and_resumed(make_harness: MakeHarness) ->
     in_vain = await stepwell("queues", "resume", "default", "--json", url=h.url)
 
     assert (paused.code, paused.out) == (0, "queue 'default' is paused\n")
-    assert table.out.splitlines()[0].split() == ["queue", "runnable", "executing", "held", "paused"]
+    assert table.out.splitlines()[0].split() == ["queue", "fair", "by", "runnable", "executing", "held", "paused"]
     assert table.out.splitlines()[1].split()[:4] == ["default", "1", "0", "0"]
     assert table.out.rstrip().endswith("by mia: stocktaking")
     assert "queue 'default' is paused: stocktaking" in shown.out

@@ -17,13 +17,13 @@ DOCS = ROOT / "docs"
 
 def _shown(value: object) -> str:
     """A default as the table writes it."""
+    if value is None or value == {}:
+        return "none"
     match value:
         case timedelta(days=1):
             return "1 day"
         case timedelta():
             return f"{value.total_seconds():g} s"
-        case None:
-            return "none"
         case str():
             return value or "empty"
         case dict():

@@ -94,6 +94,11 @@ def claim(_: Sample, size: int) -> tuple[Any, ...]:
     return 1, "default", size, LABELS, []
 
 
+def claim_fair(_: Sample, size: int) -> tuple[Any, ...]:
+    """From a queue that has just become fair: no row has a share yet."""
+    return *claim(_, size), [0], [1], 2
+
+
 def commit(given: Sample, size: int) -> tuple[Any, ...]:
     claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
     new = {"status": "runnable", "step": "pack", "version": 1, "stores": True, "state": {"order": 1}}
@@ -186,8 +191,11 @@ def _on(*names: str) -> frozenset[str]:
 _INBOX, _SIGNAL = frozenset({"signals_inbox"}), frozenset({"signals_pkey"})
 CASES = [
     *(Case("instances/claim", claim, n, _on("claim", "concurrency_key"), 18, 40) for n in (1, 50, 500)),
+    *(Case("shares/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
+    Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
-    Case("instances/tick", lambda _, n: (["default", "mail", "none"],), 3, _on("due", "claim", "pkey", "deadline")),
+    Case("instances/tick", lambda _, n: (["default", "mail", "none"],), 3,
+         _on("due", "claim", "fair", "pkey", "deadline")),
     Case("workers/begin", begin, 50, frozenset(), 6),
     Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),
     Case("instances/find_lost", lambda _, n: (1, LEASE), 2000, _on("executing"), 4),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+from collections.abc import Callable
 
 import asyncpg
 
@@ -16,6 +17,7 @@ from stepwell.testing import Harness
 from tests.store import backlog
 from tests.store.cases import CASES, Case, Sample, sample
 from tests.store.plans import benched
+from tests.store.tenants import CLAIMED, LARGE, cost, fill
 
 RUNS = 7
 
@@ -26,6 +28,22 @@ async def row(url: str, case: Case, given: Sample) -> str:
     buffers = round(statistics.median(plan.buffers for plan in plans))
     milliseconds = statistics.median(plan.milliseconds for plan in plans)
     return f"| {case.name} | {case.size:,} | {case.session} | {buffers:,} | {milliseconds:.2f} |\n"
+
+
+async def claims_of_tenants(write: Callable[[str], object]) -> None:
+    """What a claim from a fair queue costs, whatever waits in it."""
+    write(f"\n| a claim of {CLAIMED} | buffers | ms in the server |\n|---|--:|--:|\n")
+    async with Harness() as harness:
+        connection = await asyncpg.connect(harness.url)
+        for name, tenants in {"an ordinary queue, 100,000 rows": [("a", 100_000)], **LARGE}.items():
+            await connection.execute("truncate stepwell.instances")
+            for tenant, rows in tenants:
+                await fill(connection, tenant, rows, shared=name in LARGE)
+            await connection.execute("vacuum analyze stepwell.instances")
+            plans = [await cost(harness.url, fair=name in LARGE) for _ in range(RUNS)]
+            buffers = round(statistics.median(plan.buffers for plan in plans))
+            write(f"| {name} | {buffers:,} | {statistics.median(plan.milliseconds for plan in plans):.2f} |\n")
+        await connection.close()
 
 
 async def main() -> None:
@@ -42,6 +60,7 @@ async def main() -> None:
         write("| statement | rows | connection | buffers | ms in the server |\n|---|--:|---|--:|--:|\n")
         for case in CASES:
             write(await row(harness.url, case, given))
+    await claims_of_tenants(sys.stdout.write)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,11 @@ def test_a_variable_that_does_not_parse_is_refused_by_name(variable: str, text: 
         ("queues", {"": 5}),
         ("queues", {5: 5}),
         ("queues", {"a,b": 5}),
+        ("fair_by", "tenant"),
+        ("fair_by", {"default": "key"}),
+        ("fair_by", {"default": None}),
+        ("fair_by", {"": "tenant"}),
+        ("fair_by", {5: "tenant"}),
         ("lease", 60),
         ("lease", timedelta(days=400)),
         ("lease", timedelta(0)),
@@ -117,3 +122,17 @@ def test_a_heartbeat_longer_than_a_third_of_the_lease_is_refused() -> None:
 def test_a_longest_poll_shorter_than_the_poll_is_refused() -> None:
     with pytest.raises(SettingError, match="'max_poll': 0:00:05 is shorter than poll"):
         load_settings({"poll": seconds(6)}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "fair_by"),
+    [("default=tenant", {"default": "tenant"}), ("a=tenant, b=tenant", {"a": "tenant", "b": "tenant"}), ("", {})],
+)
+def test_the_environment_says_which_queues_are_fair(text: str, fair_by: dict[str, str]) -> None:
+    assert load_settings({}, {"STEPWELL_FAIR_BY": text}).fair_by == fair_by
+
+
+@pytest.mark.parametrize("text", ["default", "default=", "default=customer"])
+def test_a_queue_is_fair_by_tenant_and_by_nothing_else(text: str) -> None:
+    with pytest.raises(SettingError, match="setting 'fair_by'"):
+        load_settings({}, {"STEPWELL_FAIR_BY": text})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.lanes import MOST_TURNS, Lane, Lanes, Turns
 from tests.unit.claims import make_claim
 
 
@@ -64,3 +64,52 @@ def test_free_slots_are_none_for_a_foreign_queue_and_never_negative() -> None:
     lanes["a"].running = 3
 
     assert (lanes.free("a"), lanes.free("b")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("left_behind", "paused", "priority", "lets"),
+    [(None, False, 0, True), (0, False, 0, True), (-1, False, 0, False), (None, True, 0, False), (5, True, 0, False)],
+)
+def test_nothing_runs_ahead_of_more_urgent_work_nor_past_a_pause(
+    left_behind: int | None, *, paused: bool, priority: int, lets: bool
+) -> None:
+    lane = Lane("default", 5)
+    lane.left_behind, lane.is_paused = left_behind, paused
+
+    assert lane.lets_run_ahead(priority) is lets
+
+
+def test_a_pause_is_noted_once_and_taken_back_once() -> None:
+    lanes = Lanes({"a": 1, "b": 1})
+
+    noted = [[lane.queue for lane in lanes.note_paused(paused)] for paused in (["a", "c"], ["a"], ["b"], [])]
+
+    assert noted == [["a"], [], ["a", "b"], ["b"]]
+    assert not any(lane.is_paused for lane in lanes)
+
+
+def test_a_lane_that_stays_fair_goes_on_where_it_was() -> None:
+    lanes = Lanes({"a": 1, "b": 1})
+    lanes.note_fair(["a"])
+    turns = lanes["a"].turns
+
+    lanes.note_fair(["a", "b"])
+    assert lanes["a"].turns is turns
+
+    lanes.note_fair(["b"])
+    assert lanes["a"].turns is None
+
+
+def test_turns_of_priorities_that_were_not_claimed_from_for_long_are_forgotten() -> None:
+    turns = Turns()
+    turns.note(dict.fromkeys(range(MOST_TURNS), 1))
+
+    turns.note({0: 2})
+    turns.note({-7: 3})
+
+    assert len(turns.after) == MOST_TURNS
+    assert (turns.after[0], turns.after[-7], 1 in turns.after) == (2, 3, False)
+
+
+def test_workers_begin_at_different_places() -> None:
+    assert len({Turns().start for _ in range(20)}) == 20

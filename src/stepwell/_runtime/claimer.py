@@ -7,12 +7,12 @@ from stepwell._core.faults import Conflict
 from stepwell._core.registry import Registry
 from stepwell._runtime.executor import Executor
 from stepwell._runtime.flusher import Flusher
-from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
-from stepwell._store import instances, keys, workers
+from stepwell._store import instances, keys, shares, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Claimed, Contender
 
@@ -111,12 +111,23 @@ class Claimer(Service):
         worker_id = self._lease.worker_id
         for _ in range(TRIES):
             try:
+                if lane.turns is not None:
+                    return await self._claim_in_turn(lane, lane.turns, demand, labels)
                 return await instances.claim(
                     self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
                 )
             except Conflict:  # another worker claimed the same concurrency key in the same moment
                 continue
         return None
+
+    async def _claim_in_turn(self, lane: Lane, turns: Turns, demand: int, labels: list[str]) -> Claimed:
+        """Claim from a fair queue, and remember whose turn is next."""
+        claimed, turned = await shares.claim(
+            self._database, self._lease.worker_id, lane.queue, demand, labels, sorted(self._others),
+            turns=turns.after, start=turns.start,
+        )  # fmt: skip
+        turns.note(turned)
+        return claimed
 
     async def _set_aside(self, lane: Lane, answer: Claimed) -> bool:
         """Take what may not run now out of the claim's way; True if some of it may after all."""

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 
 from stepwell._core.records import Claim
 
+MOST_TURNS = 100
+
+
+class Turns:
+    """Whose turn it is in a fair queue: for each priority, the share after which it goes on.
+
+    It begins somewhere, so that workers that start often, or together, do not all begin with the same tenant.
+    """
+
+    __slots__ = ("after", "start")
+
+    def __init__(self) -> None:
+        self.after: dict[int, int] = {}
+        self.start = random.randrange(-(2**63), 2**63)  # noqa: S311 - a place to begin, not a secret
+
+    def note(self, turned: Mapping[int, int]) -> None:
+        """Go on after these; priorities that were not claimed from for long are forgotten."""
+        for priority, share in turned.items():
+            self.after.pop(priority, None)
+            self.after[priority] = share
+        while len(self.after) > MOST_TURNS:
+            del self.after[next(iter(self.after))]
+
 
 class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
-    __slots__ = ("buffer", "is_paused", "left_behind", "queue", "ready", "running", "slots")
+    __slots__ = ("buffer", "is_paused", "left_behind", "queue", "ready", "running", "slots", "turns")
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -19,6 +43,7 @@ class Lane:
         self.running = 0
         self.buffer: deque[Claim] = deque()
         self.ready = True
+        self.turns: Turns | None = None  # None: it is no fair queue
         self.is_paused = False  # as far as we know; the claim itself knows better
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 
@@ -73,6 +98,14 @@ class Lanes:
         for lane in changed:
             lane.is_paused = not lane.is_paused
         return changed
+
+    def note_fair(self, fair: Collection[str]) -> None:
+        """Note which queues are fair, all others being not. One that stays fair goes on where it was."""
+        for lane in self:
+            if lane.queue not in fair:
+                lane.turns = None
+            elif lane.turns is None:
+                lane.turns = Turns()
 
     def free(self, queue: str) -> int:
         """Free slots for this queue; 0 if it is not one of ours."""

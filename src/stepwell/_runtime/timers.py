@@ -33,6 +33,7 @@ class Timers(Service):
         lanes: Lanes,
         wake_claimer: Callable[[], None],
         give_back: Callable[[Lane], Awaitable[None]],
+        wake_sharer: Callable[[], None],
         poll: timedelta,
         max_poll: timedelta,
     ) -> None:
@@ -42,6 +43,7 @@ class Timers(Service):
         self._lanes = lanes
         self._wake_claimer = wake_claimer
         self._give_back = give_back
+        self._wake_sharer = wake_sharer
         self._poll = poll.total_seconds()
         self._max_poll = max_poll.total_seconds()
         self._pause = self._poll
@@ -52,7 +54,10 @@ class Timers(Service):
 
     async def tick(self) -> float | None:
         seen = await instances.tick(self._database, self._lanes.names)
+        self._lanes.note_fair(seen.fair)
         await self._note_paused(seen.paused)
+        if seen.misplaced:
+            self._wake_sharer()
         let_go, wait = await limits.flow(self._database, seen.flowing) if seen.flowing else ([], None)
         for queue in {*seen.freed_queues, *let_go}:
             if not self._lanes.mark_ready(queue):

@@ -27,10 +27,11 @@ from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
 from stepwell._runtime.runs import Surroundings
+from stepwell._runtime.sharer import Sharer
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
-from stepwell._store import instances, limits, machines, notices, transactions
+from stepwell._store import instances, limits, machines, notices, queues, transactions
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
 from stepwell.config import Settings
@@ -69,9 +70,10 @@ class Worker:
 
     def _build(self, resources: Any, around_sync_steps: Around | None) -> None:
         settings = self._settings
+        self._sharer = Sharer(database=self._database, notifier=self._notifier, lanes=self._lanes)
         self._timers = Timers(
             database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
-            give_back=self._give_back, poll=settings.poll, max_poll=settings.max_poll,
+            give_back=self._give_back, wake_sharer=self._sharer.wake, poll=settings.poll, max_poll=settings.max_poll,
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
@@ -135,6 +137,7 @@ class Worker:
         """Register, bury dead predecessors of this host, and start the services."""
         await machines.register(self._database, self._registry.all(), self._settings.retention)
         let_go = await limits.declare(self._database, self._registry.limits.all())
+        await self._declare_queues()
         await self._enter()
         await self._notifier.listen()
         self._subscribe()
@@ -143,6 +146,7 @@ class Worker:
             await self._transactor.open()
         self._heartbeat.start()
         self._claimer.start()
+        self._sharer.start()
         self._timers.start()
         self._reaper.start()
         self._pruner.start()
@@ -160,6 +164,7 @@ class Worker:
         if self._doubts is not None:
             await self._doubts
         await self._timers.stop()
+        await self._sharer.stop()
         await self._reaper.stop()
         await self._pruner.stop()
         await self._release(self._executor.unbegun())
@@ -179,6 +184,21 @@ class Worker:
         await self._lease.take()
         reaped, freed = await self._lease.bury_predecessors(self._settings.max_crashes)
         self._reaper.report(reaped, freed)
+
+    async def _declare_queues(self) -> None:
+        """Write how this worker's queues are shared out; where others have said otherwise, the last one holds."""
+        fair_by = self._settings.fair_by
+        self._lanes.note_fair(fair_by)
+        declared = await queues.declare(self._database, {name: fair_by.get(name) for name in self._settings.queues})
+        for queue in declared:
+            how = "not shared out" if queue.fair_by is None else f"shared out by {queue.fair_by}"
+            if queue.is_changed:
+                log.warning("worker: queue %r is %s from now on; it was declared otherwise before, and the last worker "
+                            "to start decides: see the setting fair_by", queue.queue, how)
+            else:
+                log.info("worker: queue %r is %s", queue.queue, how)
+        if declared:
+            self._notifier.announce_queues()
 
     async def _free_held(self) -> None:
         """Free what waited for code that this worker brings."""

@@ -108,6 +108,8 @@ class Tick:
     ready: list[str]
     flowing: list[str]  # rate limits whose line may go on
     paused: list[str]
+    fair: list[str]
+    misplaced: list[str]  # queues with rows to be brought over
     next_due: float | None  # seconds
 
 
@@ -197,7 +199,13 @@ async def find_occupants(db: Session, keys_: Sequence[tuple[str, str]]) -> dict[
 async def claim(
     db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str] = ()
 ) -> Claimed:
-    rows = await db.fetch("instances/claim", worker_id, queue, limit, labels, passed_over)
+    return read_claims(
+        await db.fetch("instances/claim", worker_id, queue, limit, labels, passed_over), worker_id, queue
+    )
+
+
+def read_claims(rows: Sequence[Row], worker_id: int, queue: str) -> Claimed:
+    """The answer to a claim, also to that of a fair queue."""
     claims: list[Claim] = []
     losers: dict[str, list[Contender]] = {"busy": [], "foreign": [], "limited": [], "missed": []}
     claimed_at: Any = next((row["claimed_at"] for row in rows if row["claimed_at"] is not None), None)

@@ -1,7 +1,8 @@
-"""Calls of `sql/queues`: pausing, resuming and listing queues."""
+"""Calls of `sql/queues`: declaring, pausing, resuming and listing queues."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,6 +16,7 @@ class Queue:
     """A queue as operators see it."""
 
     name: str
+    fair_by: str | None  # by what it is shared out; None: it is not
     paused_at: datetime | None
     paused_by: str | None
     reason: str | None  # of the pause
@@ -26,6 +28,20 @@ class Queue:
     def is_paused(self) -> bool:
         """Whether nothing is claimed from it."""
         return self.paused_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a declaration has changed; `is_changed` if somebody had said otherwise."""
+
+    queue: str
+    fair_by: str | None
+    is_changed: bool
+
+
+async def declare(db: Queryable, fair_by: Mapping[str, str | None]) -> list[Declared]:
+    """Write by what each queue is shared out; returns what is new."""
+    return [Declared(*row) for row in await db.fetch("queues/declare", [*fair_by], [*fair_by.values()])]
 
 
 async def pause(db: Queryable, queue: str, reason: str | None, by: str | None) -> bool:

@@ -148,8 +148,8 @@ return query
 --   inserted in their order, so that two batches with the same keys wait for one another in one direction only.
 --   An entry without a key is always inserted; those with one are looked up in a hashed subplan, not joined: a join
 --   of two CTEs is quadratic wherever the planner takes it for small.
---   $17: what each needs of limits, as in commit.sql; null for nearly every one.
--- Index: instances_guard arbitrates keys; tombstones, one probe per key.
+--   $17: what each needs of limits, as in commit.sql; null for nearly every one. In a fair queue each has its share.
+-- Index: instances_guard arbitrates keys; tombstones, one probe per key; queues_fair, once.
 -- Locks: none but the new rows; waits for whoever is inserting the same key.
 -- Returns: position, id, queue, and whether it waits for its due time.
 with entries as materialized (
@@ -165,12 +165,15 @@ with entries as materialized (
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, key, key_scope, concurrency_key,
-     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight)
+     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight,
+     share)
   overriding system value
   select id, machine, version, step, queue, priority, due_at,
          case when due_at > stepwell.now() then 'due' end, tenant, key, key_scope, concurrency_key,
          parent_id, parent_round, child_index, stepwell.now(), stepwell.now(),
-         e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1)
+         e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1),
+         case when queue = any (array(select q.name from stepwell.queues q where q.fair_by is not null))
+              then hashtextextended(tenant, 0) end
   from entries e
   where e.key is null
      or not exists (select from stepwell.tombstones t
@@ -1039,6 +1042,7 @@ CASE
 END) stored,
   slot               integer,
   own_limit          text collate "C",
+  share              bigint,
   constraint instances_pkey PRIMARY KEY (id),
   constraint awaiting_signal_has_names CHECK (status <> 'awaiting_signal'::text OR awaits IS NOT NULL),
   constraint children_not_negative CHECK (children_pending >= 0),
@@ -1053,7 +1057,7 @@ END) stored,
 CREATE INDEX instances_behind_key ON stepwell.instances USING btree (concurrency_key, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'key'::text));
 CREATE INDEX instances_claim ON stepwell.instances USING btree (queue, priority, due_at, id)
-  WHERE ((status = 'runnable'::text) AND (hold IS NULL));
+  WHERE ((status = 'runnable'::text) AND (hold IS NULL) AND (share IS NULL));
 CREATE UNIQUE INDEX instances_concurrency_key ON stepwell.instances USING btree (concurrency_key)
   WHERE ((status = 'executing'::text) AND (concurrency_key IS NOT NULL));
 CREATE INDEX instances_deadline ON stepwell.instances USING btree (deadline)
@@ -1062,6 +1066,8 @@ CREATE INDEX instances_due ON stepwell.instances USING btree (due_at)
   WHERE ((status = 'runnable'::text) AND (hold = 'due'::text));
 CREATE INDEX instances_executing ON stepwell.instances USING btree (worker_id)
   WHERE (status = 'executing'::text);
+CREATE INDEX instances_fair ON stepwell.instances USING btree (queue, priority, share, due_at, id)
+  WHERE ((status = 'runnable'::text) AND (hold IS NULL) AND (share IS NOT NULL));
 CREATE INDEX instances_finished ON stepwell.instances USING btree (machine, finished_at, id)
   WHERE (status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]));
 CREATE UNIQUE INDEX instances_guard ON stepwell.instances USING btree (tenant, guard)
@@ -1127,9 +1133,13 @@ create table stepwell.queues (
   paused_by   text,
   reason      text,
   changed_at  timestamp with time zone not null,
+  fair_by     text collate "C",
   constraint queues_pkey PRIMARY KEY (name),
+  constraint fair_by_known CHECK (fair_by = 'tenant'::text),
   constraint pause_has_time CHECK (paused_at IS NOT NULL OR paused_by IS NULL AND reason IS NULL)
 );
+CREATE INDEX queues_fair ON stepwell.queues USING btree (name)
+  WHERE (fair_by IS NOT NULL);
 
 create table stepwell.signals (
   id           bigint generated always as identity not null,
@@ -1173,4 +1183,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (7);
+insert into stepwell.meta (version) values (8);

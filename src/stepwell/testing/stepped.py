@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell._core.records import Claim, Instance
 from stepwell._runtime.claimer import Claimer
-from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.worker import Worker
@@ -27,6 +27,7 @@ class OpenLanes(Lanes):
     def __getitem__(self, queue: str) -> Lane:
         if queue not in self._lanes:
             self._lanes[queue] = Lane(queue, 0)
+            self._lanes[queue].turns = Turns()  # fair or not: it finds what either kind of queue has
         return self._lanes[queue]
 
     def rest(self) -> None:
@@ -88,6 +89,7 @@ class SteppedWorker(Worker):
         self._executor.take = self._take_noting(self._executor.take)  # type: ignore[assignment, method-assign]
         self._claimer.__class__ = LedClaimer
         self._timers.__class__ = LedTimers
+        self._sharer = Still()  # type: ignore[assignment]  # its claims find rows wherever they are
         self._heartbeat = Still()  # type: ignore[assignment]  # as far as a worker uses it
         self._reaper = Still()  # type: ignore[assignment]
         self._pruner = Still()  # type: ignore[assignment]

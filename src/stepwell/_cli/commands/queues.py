@@ -13,7 +13,7 @@ from stepwell._cli.output import Paint, Table, printable, to_json
 from stepwell.engine import Engine
 from stepwell.queues import MOST_COUNTED, Queue
 
-COLUMNS = ("queue", "runnable", "executing", "held", "paused")
+COLUMNS = ("queue", "fair by", "runnable", "executing", "held", "paused")
 EXAMPLES = """\
 examples:
   stepwell queues
@@ -72,8 +72,8 @@ async def _act(engine: Engine, args: Namespace) -> bool:
 
 def _print_table(found: list[Queue]) -> None:
     table = Table(*COLUMNS, paint=Paint.of(sys.stdout))
-    rows = [(queue.name, *_counts(queue), _pause(queue)) for queue in found]
-    styles = [["", "", "", "", "yellow"] for _ in found]
+    rows = [(queue.name, queue.fair_by or "", *_counts(queue), _pause(queue)) for queue in found]
+    styles = [["", "", "", "", "", "yellow"] for _ in found]
     for line in table.lines(rows, styles):
         print(line)
 

@@ -20,7 +20,7 @@ from stepwell._cli.exits import OK, SIGNALLED, UsageError, reported
 from stepwell._cli.output import to_json
 from stepwell._cli.processes import MOST, supervise
 from stepwell._cli.values import seconds
-from stepwell.config import parse_queues
+from stepwell.config import parse_fair_by, parse_queues
 from stepwell.engine import Engine
 
 log = logging.getLogger("stepwell")
@@ -29,6 +29,7 @@ EXAMPLES = """\
 examples:
   stepwell worker shop.app:engine --queue default=20
   stepwell worker shop.app:engine --queue checkout=50 --queue mail=5 --drain-timeout 25
+  stepwell worker shop.app:engine --queue default=50 --fair-by default=tenant
   stepwell worker shop.app:engine --processes 4           four such workers under one parent
 
 SIGTERM or SIGINT: no new claims, running steps end within --drain-timeout, exit 0. A second one stops at once; what
@@ -55,6 +56,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--queue", metavar="NAME=SLOTS", action="append", dest="queues",
         help="a queue to serve, and how many of its steps may run at a time; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fair-by", metavar="NAME=tenant", action="append",
+        help="a queue in which tenants take turns; may be repeated",
     )  # fmt: skip
     settings = parser.add_argument_group("settings", "by default those of the engine, or STEPWELL_… in the environment")
     for name, meaning in DURATIONS.items():
@@ -88,6 +93,8 @@ def _run_one(args: Namespace) -> int:
     settings = {name: value for name in (*DURATIONS, *NUMBERS) if (value := getattr(args, name)) is not None}
     if args.queues:
         settings["queues"] = parse_queues(args.queues)
+    if args.fair_by:
+        settings["fair_by"] = parse_fair_by(args.fair_by)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_work(engine, settings, signals, as_json=args.json))
     return OK

@@ -1,4 +1,4 @@
--- Claim up to $3 instances of one queue, most urgent first.
+-- Claim up to $3 instances of one queue, most urgent first. (Of a fair queue: shares/claim.sql.)
 -- Keeps: a row is claimed by one worker only (row lock, skip locked); one executing row per concurrency key
 --   (instances_concurrency_key: of two claims at once one fails whole, and is retried).
 --   Nothing of a paused queue is claimed (_may_claim looks with a snapshot of its own, once).
@@ -19,7 +19,8 @@ with candidates as materialized (
   select i.ctid as tid, i.id, i.concurrency_key, i.machine, i.version, i.priority, i.due_at,
          i.concurrency_limit is not null or i.rate_limit is not null as is_limited
   from stepwell.instances i
-  where i.queue = $2 and i.status = 'runnable' and i.hold is null and (select stepwell._may_claim($2))
+  where i.queue = $2 and i.status = 'runnable' and i.hold is null and i.share is null
+    and (select stepwell._may_claim($2))
     and ($5::text[] = '{}' or not (i.machine || '@' || i.version) = any ($5::text[]))
   order by i.priority, i.due_at, i.id
   limit $3

@@ -5,7 +5,8 @@
 --   to go on ('executing': run-ahead) stays the claim's, under a new fence, unless a signal has come for it meanwhile;
 --   then no indexed column changes, and the new row fits beside the old one without a word to any index. (What has a
 --   slot never goes on.) `needs`, [concurrency limit, the instance's own, rate limit, weight], is null for nearly every
---   row: it keeps them.
+--   row: it keeps them. In a fair queue a row has its share; the queues are looked at only where a commit
+--   changes the queue.
 -- Index: the primary key, driven from the ids. || '' hides the status from the planner: through an index over
 --   executing rows a commit would read a dead entry for everything done since the last vacuum. = any (array[…]) hides
 --   that it could be joined the other way round: planned on an empty table, it would be, and stay so while it fills.
@@ -41,6 +42,11 @@ with mine as materialized (
       hold = case when m.delay > interval '0' then 'due' else m.hold end,
       hold_reason = m.hold_reason,
       queue = coalesce(m.queue, i.queue),
+      share = case
+                when m.queue is null then i.share
+                when m.queue = any (array(select q.name from stepwell.queues q where q.fair_by is not null))
+                then hashtextextended(i.tenant, 0)
+              end,
       priority = coalesce(m.priority, i.priority),
       concurrency_key = case when m.switches_key then m.concurrency_key else i.concurrency_key end,
       concurrency_limit = case when m.needs is null then i.concurrency_limit else m.needs ->> 0 end,

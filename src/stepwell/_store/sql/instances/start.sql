@@ -3,8 +3,8 @@
 --   inserted in their order, so that two batches with the same keys wait for one another in one direction only.
 --   An entry without a key is always inserted; those with one are looked up in a hashed subplan, not joined: a join
 --   of two CTEs is quadratic wherever the planner takes it for small.
---   $17: what each needs of limits, as in commit.sql; null for nearly every one.
--- Index: instances_guard arbitrates keys; tombstones, one probe per key.
+--   $17: what each needs of limits, as in commit.sql; null for nearly every one. In a fair queue each has its share.
+-- Index: instances_guard arbitrates keys; tombstones, one probe per key; queues_fair, once.
 -- Locks: none but the new rows; waits for whoever is inserting the same key.
 -- Returns: position, id, queue, and whether it waits for its due time.
 with entries as materialized (
@@ -20,12 +20,15 @@ with entries as materialized (
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, key, key_scope, concurrency_key,
-     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight)
+     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight,
+     share)
   overriding system value
   select id, machine, version, step, queue, priority, due_at,
          case when due_at > stepwell.now() then 'due' end, tenant, key, key_scope, concurrency_key,
          parent_id, parent_round, child_index, stepwell.now(), stepwell.now(),
-         e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1)
+         e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1),
+         case when queue = any (array(select q.name from stepwell.queues q where q.fair_by is not null))
+              then hashtextextended(tenant, 0) end
   from entries e
   where e.key is null
      or not exists (select from stepwell.tombstones t

@@ -2,24 +2,28 @@
 -- children: what start.sql does, by one array instead of sixteen.
 -- $14: what they need of limits, as in commit.sql; null nearly always.
 -- Keeps: all are inserted, with their states; ids grow in the order of the array.
--- Index: none. Locks: none but the new rows; waits for nobody.
+-- Index: queues_fair, once. Locks: none but the new rows; waits for nobody.
 -- Returns: one row: the ids in the order of the array, and whether they wait for their due time.
 with entries as materialized (
   select nextval('stepwell.instances_id_seq') as id, e.state, e.parent_id, e.parent_round, e.child_index
   from unnest($1::text[], $2::bigint[], $3::integer[], $4::integer[])
        as e(state, parent_id, parent_round, child_index)
 ), alike as materialized (
-  select coalesce($11::timestamptz, stepwell.now() + $10::interval, stepwell.now()) as due_at
+  select coalesce($11::timestamptz, stepwell.now() + $10::interval, stepwell.now()) as due_at,
+         (select hashtextextended($12::text, 0)
+          from stepwell.queues q
+          where q.name = $8::text and q.fair_by is not null) as share
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, concurrency_key,
-     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight)
+     parent_id, parent_round, child_index, created_at, updated_at, concurrency_limit, own_limit, rate_limit, weight,
+     share)
   overriding system value
   select e.id, $5::text, $6::integer, $7::text, $8::text, $9::smallint, a.due_at,
          case when a.due_at > stepwell.now() then 'due' end, $12::text, $13::text,
          e.parent_id, e.parent_round, e.child_index, stepwell.now(), stepwell.now(),
          $14::text::jsonb ->> 0, $14::text::jsonb ->> 1, $14::text::jsonb ->> 2,
-         coalesce(($14::text::jsonb ->> 3)::integer, 1)
+         coalesce(($14::text::jsonb ->> 3)::integer, 1), a.share
   from alike a, entries e
 ), stored as (
   insert into stepwell.instance_data (id, state)

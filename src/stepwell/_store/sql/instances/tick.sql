@@ -2,11 +2,12 @@
 -- queues have work, and when to look again.
 -- Keeps: a row is due once; a deadline is a wake, not a failure: awaits and attempt stay; a locked row is left for the
 --   next look. What came due comes due again if the server loses it: no wait for the disk.
--- Index: instances_due, instances_deadline; instances_claim for one probe per queue of $1 (offset 0: never joined);
---   queues.
+-- Index: instances_due, instances_deadline; instances_claim and instances_fair for one probe each per queue of $1
+--   (offset 0: never joined); queues.
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
 -- Returns: one row: how many came due, their queues, the queues of $1 with work that may be claimed, up to 100 rate
---   limits whose line may go on (buckets_next), those of $1 that are paused, and the seconds to the next due time (not
+--   limits whose line may go on (buckets_next); those of $1 that are paused, that are fair (or have rows left of when
+--   they were), and that have rows to be brought over by shares/bring_over.sql; the seconds to the next due time (not
 --   above 0: a row is due, and somebody holds it locked).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
@@ -46,21 +47,25 @@ with unsynced as materialized (
   select queue from freed
   union all
   select queue from woken
-), paused as materialized (
-  select q.name
-  from stepwell.queues q
-  where q.name = any ($1::text[]) and q.paused_at is not null
+), served as materialized (
+  select n.name, q.paused_at is not null as is_paused, q.fair_by is not null as is_fair,
+         exists (select from stepwell.instances i
+                 where i.queue = n.name and i.status = 'runnable' and i.hold is null and i.share is null
+                 offset 0) as has_unshared,
+         exists (select from stepwell.instances i
+                 where i.queue = n.name and i.status = 'runnable' and i.hold is null and i.share is not null
+                 offset 0) as has_shared
+  from unnest($1::text[]) as n(name) left join stepwell.queues q on q.name = n.name
 )
 select greatest((select count(*) from freed), (select count(*) from woken))::integer as freed,
        array(select distinct queue from ripe) as freed_queues,
-       array(select q.name
-             from unnest($1::text[]) as q(name)
-             where exists (select from stepwell.instances i
-                           where i.queue = q.name and i.status = 'runnable' and i.hold is null
-                           offset 0)
-               and q.name not in (select name from paused)) as ready,
+       array(select s.name from served s where not s.is_paused and (s.has_unshared or s.has_shared)) as ready,
        array(select key from flowing) as flowing,
-       array(select name from paused) as paused,
+       array(select s.name from served s where s.is_paused) as paused,
+       array(select s.name from served s where s.is_fair or s.has_shared) as fair,
+       array(select s.name
+             from served s
+             where case when s.is_fair then s.has_unshared else s.has_shared end) as misplaced,
        extract(epoch from least((select i.due_at
                                  from stepwell.instances i
                                  where i.status = 'runnable' and i.hold = 'due' and i.id not in (select id from due)
