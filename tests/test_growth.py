@@ -18,7 +18,7 @@ from benchmarks.growth.meter import Cost
 from benchmarks.growth.site import Round
 from benchmarks.soak import report as soak
 from benchmarks.soak import run as soak_run
-from benchmarks.soak.samples import Sample, Tuples, changes, parts
+from benchmarks.soak.samples import Cpu, Sample, Tuples, changes, parts
 from tests.conftest import MakeHarness
 
 BEGAN = datetime(2026, 11, 15, tzinfo=UTC)
@@ -30,7 +30,7 @@ DEARER = Round(Cost(4, 6, 1_100), Cost(1, 1, 10), Cost(3, 4, 2_000))
 def sample(steps: int, seconds: float, *, megabytes: float = 10) -> Sample:
     tuples = Tuples(live=900, dead=100, vacuums=steps // 1_000, updated=steps, hot=steps // 2, deleted=0)
     sizes = {"instances": round(megabytes * 1e6), "instances_claim": 2_000_000}
-    return Sample(steps, seconds, steps * 500, 31.0, sizes, {"instances": tuples})
+    return Sample(steps, seconds, steps * 500, 31.0, sizes, {"instances": tuples}, Cpu(steps * 20.0, steps * 30.0))
 
 
 def steady(*, last: float = 10, pace: float = 1.0) -> list[Sample]:
@@ -93,6 +93,7 @@ def test_a_soak_is_divided_into_parts_of_as_many_steps() -> None:
 
     assert [part.steps for part in found] == [1_000, 2_000, 3_000, 4_000, 5_000]
     assert [round(part.rate) for part in found] == [500] * 5
+    assert (found[1].python, found[1].server) == (20, 30)
     assert (found[1].wal, found[1].hot, found[1].dead, found[1].vacuums) == (500, 0.5, 0.1, 1)
 
 

@@ -14,7 +14,10 @@ from benchmarks.soak.samples import MOST, Change, Part, Sample, changes, parts
 MEGABYTE = 1_000_000
 SMALL = 1 * MEGABYTE  # below this, a size is a matter of pages
 TABLES = ("instances", "instance_data", "signals", "workers")
-HEAD = ("steps", "steps/s", "WAL B/step", "HOT", "dead", "vacuums", "oldest ended, s", "tables, MB", "indexes, MB")
+HEAD = (
+    "steps", "steps/s", "Python µs/step", "server µs/step", "WAL B/step", "HOT", "dead", "vacuums", "oldest ended, s",
+    "tables, MB", "indexes, MB",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def cells(part: Part) -> tuple[str, ...]:
     tables = sum(size for name, size in part.sizes.items() if name in TABLES)
     indexes = sum(part.sizes.values()) - tables
     return (
-        f"{part.steps:,}", number(part.rate), number(part.wal), f"{part.hot:.2f}", f"{part.dead:.0%}",
-        str(part.vacuums), number(part.oldest), number(tables / MEGABYTE), number(indexes / MEGABYTE),
+        f"{part.steps:,}", number(part.rate), number(part.python), number(part.server), number(part.wal),
+        f"{part.hot:.2f}", f"{part.dead:.0%}", str(part.vacuums), number(part.oldest), number(tables / MEGABYTE),
+        number(indexes / MEGABYTE),
     )  # fmt: skip

@@ -15,6 +15,7 @@ import asyncpg
 from benchmarks import machines, server
 from benchmarks.loop import run
 from benchmarks.machines import Count
+from benchmarks.soak.cores import Cores
 from benchmarks.soak.report import Report, cells
 from benchmarks.soak.samples import PARTS, Part, Sample, look
 from benchmarks.soak.workers import Workers
@@ -106,13 +107,16 @@ class Soak:
         engine = Engine(url, machines=machines.ALL)
         async with engine, Workers(url, options.processes, settings) as workers:
             began = perf_counter()
-            self._samples.append(await look(watcher, Count.name, 0, 0.0, origin))
+            cores = Cores()
+            first = await cores.look(watcher, workers.pids)
+            self._samples.append(await look(watcher, Count.name, 0, 0.0, origin, first))
             feeder = asyncio.create_task(self._feed(engine, workers))
             try:
                 while (last := self._samples[-1].steps) < options.steps:
                     await reached(workers, min(last + options.every, options.steps), feeder)
                     passed = perf_counter() - began
-                    self._samples.append(await look(watcher, Count.name, workers.committed, passed, origin))
+                    cpu = await cores.look(watcher, workers.pids)
+                    self._samples.append(await look(watcher, Count.name, workers.committed, passed, origin, cpu))
                     part = Part.between(self._samples[-2], self._samples[-1:])
                     say(f"[{passed:.0f} s] {' | '.join(cells(part))}")
             finally:

@@ -45,6 +45,17 @@ class Tuples:
 
 
 @dataclass(frozen=True, slots=True)
+class Cpu:
+    """Microseconds on a core since the beginning: of the workers' processes, and of the server's for all who asked."""
+
+    python: float
+    server: float
+
+
+NONE = Cpu(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One look."""
 
@@ -54,14 +65,17 @@ class Sample:
     oldest: float  # seconds since the oldest ended row ended
     sizes: Mapping[str, int]  # bytes of tables and indexes
     tuples: Mapping[str, Tuples]
+    cpu: Cpu
 
 
-async def look(connection: asyncpg.Connection, machine: str, steps: int, seconds: float, origin: str) -> Sample:
+async def look(
+    connection: asyncpg.Connection, machine: str, steps: int, seconds: float, origin: str, cpu: Cpu = NONE
+) -> Sample:
     """Take a sample; `origin` is where the WAL stood at the beginning."""
     wal: Decimal = await connection.fetchval("select pg_current_wal_insert_lsn() - $1::text::pg_lsn", origin)
     sizes = {row["name"]: row["bytes"] for row in await connection.fetch(_SIZES, HOT)}
     tuples = {name: Tuples(*counts) for name, *counts in await connection.fetch(_TUPLES, HOT)}
-    return Sample(steps, seconds, int(wal), float(await connection.fetchval(_LAG, machine)), sizes, tuples)
+    return Sample(steps, seconds, int(wal), float(await connection.fetchval(_LAG, machine)), sizes, tuples, cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,8 @@ class Part:
 
     steps: int  # at its end
     rate: float  # steps per second
+    python: float  # microseconds on a core per step, of the workers
+    server: float  # the same, of the server's connections
     wal: float  # bytes per step
     oldest: float  # the most
     dead: float  # share of all rows in `instances`
@@ -87,6 +103,8 @@ class Part:
         return cls(
             last.steps,
             steps / (last.seconds - before.seconds),
+            (last.cpu.python - before.cpu.python) / steps,
+            (last.cpu.server - before.cpu.server) / steps,
             (last.wal - before.wal) / steps,
             max(sample.oldest for sample in samples),
             statistics.mean(row.dead / max(row.dead + row.live, 1) for row in rows),

@@ -30,6 +30,10 @@ class Workers:
         """Steps, of all of them."""
         return sum(self._committed.values())
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     async def __aenter__(self) -> Self:
         for _ in range(self._number):
             process = await asyncio.create_subprocess_exec(
