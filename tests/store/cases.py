@@ -215,7 +215,7 @@ CASES = [
            _on("pkey", "concurrency_key", "slot", "in_rate_line"), 8, 60) for n in (1, 100)),
     *(Case("limits/admit", admit, n, per_row=80) for n in (1, 100)),
     Case("limits/free", lambda _, n: ([HOT], [n]), 6, _on("slot", "in_limit_line", "pkey"), 40),
-    Case("limits/flow", lambda _, n: ([HOT],), 4, _on("in_rate_line", "pkey"), 40, 60),
+    Case("limits/flow", lambda _, n: ([HOT],), 44, _on("in_rate_line", "pkey"), 6, 60),  # 10 tokens, 4 queues
     Case("limits/unhold", lambda _, n: (), 1, _on("unlimited", "pkey")),
     Case("workers/forget", lambda _, n: (), 20, _on("executing"), 6),
     *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),

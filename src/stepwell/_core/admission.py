@@ -53,10 +53,14 @@ class Bucket:
     head_weight: int = 0
     is_changed: bool = False
 
-    def line_up(self, urgency: Urgency, weight: int) -> None:
-        """Let one stand in the line."""
+    def see(self, urgency: Urgency, weight: int) -> None:
+        """Know of one in the line."""
         if self.head is None or urgency < self.head:
             self.head, self.head_weight = urgency, weight
+
+    def line_up(self, urgency: Urgency, weight: int) -> None:
+        """Let one stand in the line."""
+        self.see(urgency, weight)
         self.is_changed = True
 
     @property

@@ -85,9 +85,10 @@ def _seen(rows: Iterable[Row]) -> tuple[list[Candidate], dict[str, Gate], dict[s
                 candidates.append(Candidate(id_, (priority, due_at, id_), limit, rate, weight, is_busy))
             case "limit":
                 gates[limit] = Gate(n, set(taken))
+            case "rate":
+                buckets[rate] = Bucket(n, per_second or 0.0, tokens or 0.0)
             case _:
-                head = None if id_ is None else (priority, due_at, id_)
-                buckets[rate] = Bucket(n, per_second or 0.0, tokens or 0.0, head, weight or 0)
+                buckets[rate].see((priority, due_at, id_), weight)
     return candidates, gates, buckets
 
 

@@ -1072,9 +1072,9 @@ CREATE INDEX instances_finished ON stepwell.instances USING btree (machine, fini
   WHERE (status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]));
 CREATE UNIQUE INDEX instances_guard ON stepwell.instances USING btree (tenant, guard)
   WHERE (guard IS NOT NULL);
-CREATE INDEX instances_in_limit_line ON stepwell.instances USING btree (concurrency_limit, priority, due_at, id)
+CREATE INDEX instances_in_limit_line ON stepwell.instances USING btree (concurrency_limit, queue, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'limit'::text) AND (hold_reason IS NULL));
-CREATE INDEX instances_in_rate_line ON stepwell.instances USING btree (rate_limit, priority, due_at, id)
+CREATE INDEX instances_in_rate_line ON stepwell.instances USING btree (rate_limit, queue, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'rate'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_key ON stepwell.instances USING btree (tenant, key, id)
   WHERE (key IS NOT NULL);

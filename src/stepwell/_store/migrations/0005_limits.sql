@@ -40,10 +40,10 @@ alter table stepwell.instances
 -- At most one executing instance per slot: an executing row is its slot, and there is no counter to go wrong.
 create unique index instances_slot on stepwell.instances (concurrency_limit, slot)
   where status = 'executing' and slot is not null;
--- The line behind a concurrency limit, and the one behind a rate limit.
-create index instances_in_limit_line on stepwell.instances (concurrency_limit, priority, due_at, id)
+-- The line behind a concurrency limit, and the one behind a rate limit; by queue, since some may be paused or unserved.
+create index instances_in_limit_line on stepwell.instances (concurrency_limit, queue, priority, due_at, id)
   where status = 'runnable' and hold = 'limit' and hold_reason is null;
-create index instances_in_rate_line on stepwell.instances (rate_limit, priority, due_at, id)
+create index instances_in_rate_line on stepwell.instances (rate_limit, queue, priority, due_at, id)
   where status = 'runnable' and hold = 'rate' and hold_reason is null;
 -- What waits for a limit that does not exist, or is too small for it: it stands in nobody's way.
 create index instances_unlimited on stepwell.instances (hold, id)

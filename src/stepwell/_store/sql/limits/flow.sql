@@ -1,11 +1,13 @@
 -- Let the heads of lines go for whose weights there are tokens by now, and say when the next one may. Run under
--- limits/lock_rates.sql. Keeps: the order of the line; tokens are taken by limits/admit.sql, not here, so the next one
---   waits for its own tokens and for those of all that were let go. What is heavier than the bucket goes too, and is
---   put aside with the reason.
--- Index: buckets by key, instances_in_rate_line in its order; weights are 1 at least, so no more rows are read than
---   there are tokens. Locks: the rows, skip locked (what others hold is looked at again in a moment); the buckets.
+-- limits/lock_rates.sql. Keeps: the order of the line, among those of queues that are claimed from, if there are any:
+--   the backlog of a paused queue, or of one that no worker serves, blocks no other. Tokens are taken by
+--   limits/admit.sql, not here, so the next one waits for its own tokens and for those of all that were let go. What
+--   is heavier than the bucket goes too, and is put aside with the reason.
+-- Index: buckets by key; instances_in_rate_line, one step per queue; weights are 1 at least, so no more rows are read
+--   of a queue than there are tokens. Locks: the rows, skip locked (what others hold is looked at again in a moment);
+--   the buckets.
 -- Returns: one row: the queues of those let go, and the seconds to the next one.
-with lines as materialized (
+with recursive lines as materialized (
   select b.key, l.burst, l.n / extract(epoch from l.per)::float8 as per_second,
          least(l.burst, b.tokens + greatest(extract(epoch from stepwell.now() - b.refilled_at)::float8, 0)
                                    * (l.n / extract(epoch from l.per)::float8)) as tokens
@@ -13,21 +15,52 @@ with lines as materialized (
   join stepwell.buckets b on b.key = any (array[g.key])
   left join stepwell.limits l on l.kind = 'rate' and l.name = any (array[split_part(b.key, ':', 1)])
   where b.next_at <= stepwell.now()
-), going as materialized (
-  select n.id, l.key, n.weight
+), queues(key, burst, tokens, queue) as (
+  select l.key, l.burst, l.tokens, (select i.queue
+                                    from stepwell.instances i
+                                    where i.rate_limit = l.key and i.status = 'runnable' and i.hold = 'rate'
+                                      and i.hold_reason is null
+                                    order by i.queue
+                                    limit 1)
   from lines l
+  where l.burst is not null
+  union all
+  select q.key, q.burst, q.tokens, (select i.queue
+                                    from stepwell.instances i
+                                    where i.rate_limit = q.key and i.status = 'runnable' and i.hold = 'rate'
+                                      and i.hold_reason is null and i.queue > q.queue
+                                    order by i.queue
+                                    limit 1)
+  from queues q
+  where q.queue is not null
+), offered as materialized (
+  select n.id, n.weight, n.priority, n.due_at, q.key, q.burst, q.tokens,
+         s.is_served or not bool_or(s.is_served) over (partition by q.key) as may_go
+  from queues q
   cross join lateral (
-    select h.id, h.weight,
-           sum(case when h.weight <= l.burst then h.weight else 0 end)
-             over (order by h.priority, h.due_at, h.id) as total
-    from (select i.id, i.priority, i.due_at, i.weight
-          from stepwell.instances i
-          where i.rate_limit = l.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
-          order by i.priority, i.due_at, i.id
-          limit least(floor(l.tokens)::integer, 1000) + 1
-          for no key update skip locked) h
+    select exists (select from stepwell.workers w where w.lease_until > pg_catalog.now() and w.queues ? q.queue)
+           and not exists (select from stepwell.queues p where p.name = q.queue and p.paused_at is not null)
+             as is_served
+    offset 0
+  ) s
+  cross join lateral (
+    select i.id, i.priority, i.due_at, i.weight
+    from stepwell.instances i
+    where i.rate_limit = q.key and i.queue = q.queue and i.status = 'runnable' and i.hold = 'rate'
+      and i.hold_reason is null
+    order by i.priority, i.due_at, i.id
+    limit least(floor(q.tokens)::integer, 1000) + 1
   ) n
-  where n.total <= l.tokens
+  where q.queue is not null
+), going as materialized (
+  select i.id, t.key, t.weight
+  from (select o.*, sum(case when o.weight <= o.burst then o.weight else 0 end)
+                      over (partition by o.key order by o.priority, o.due_at, o.id) as total
+        from offered o
+        where o.may_go) t
+  join stepwell.instances i on i.id = any (array[t.id])
+  where t.total <= t.tokens and i.hold = 'rate' and i.status || '' = 'runnable'
+  for no key update of i skip locked
 ), freed as (
   update stepwell.instances i
   set hold = null
@@ -36,16 +69,22 @@ with lines as materialized (
   returning i.queue
 ), waits as materialized (
   select l.key,
-         case when h.weight is not null and l.burst is not null then
-           least(greatest((coalesce((select sum(g.weight) from going g where g.key = l.key), 0)
-                           + least(h.weight, l.burst) - l.tokens) / l.per_second, 0.02), 3153600000) end as wait
+         least(case
+                 when h.weight is not null
+                   then greatest((coalesce((select sum(g.weight) from going g where g.key = l.key), 0)
+                                  + least(h.weight, l.burst) - l.tokens) / l.per_second, 0.02)
+                 when exists (select from stepwell.instances i
+                              where i.rate_limit = l.key and i.status = 'runnable' and i.hold = 'rate'
+                                and i.hold_reason is null and i.id not in (select g.id from going g)
+                              offset 0)
+                   then least(greatest(1 / l.per_second, 0.02), 60)
+               end, 3153600000) as wait
   from lines l
   left join lateral (
-    select i.weight
-    from stepwell.instances i
-    where i.rate_limit = l.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
-      and i.id not in (select g.id from going g)
-    order by i.priority, i.due_at, i.id
+    select o.weight
+    from offered o
+    where o.key = l.key and o.may_go and o.id not in (select g.id from going g)
+    order by o.priority, o.due_at, o.id
     limit 1
   ) h on true
 ), noted as (

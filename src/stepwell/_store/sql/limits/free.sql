@@ -1,27 +1,59 @@
 -- Let the most urgent rows of each line go, as many as there is room for, and at most $2 of each (null: no matter how
 -- many). Run under limits/lock.sql, after the statement that made room.
--- Keeps: nothing is let go while the limit is full; a limit that nobody declares lets nobody go.
--- Index: instances_slot, instances_in_limit_line, the primary key. Locks: the rows, skip locked (what a foreign
---   transaction holds is passed over; keys/find_idle.sql finds it).
+-- Keeps: nothing is let go while the limit is full; a limit that nobody declares lets nobody go. Those of queues that
+--   are claimed from go first: the backlog of a paused queue, or of one that no worker serves, blocks no other.
+-- Index: instances_slot; instances_in_limit_line, one step per queue, and then only rows that may go; the primary key.
+-- Locks: the rows, skip locked (what a foreign transaction holds is passed over; keys/find_idle.sql finds it).
 -- Returns: the queue of each row let go.
-with room as materialized (
+with recursive room as materialized (
   select g.key, least(g.most, 1000, l.n - (select count(*)
                                            from stepwell.instances e
                                            where e.concurrency_limit = g.key and e.status = 'executing'
                                              and e.slot is not null)) as number
   from unnest($1::text[], $2::integer[]) as g(key, most)
   join stepwell.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
-), following as materialized (
-  select n.id
+), queues(key, number, queue) as (
+  select r.key, r.number, (select i.queue
+                           from stepwell.instances i
+                           where i.concurrency_limit = r.key and i.status = 'runnable' and i.hold = 'limit'
+                             and i.hold_reason is null
+                           order by i.queue
+                           limit 1)
   from room r
+  where r.number > 0
+  union all
+  select q.key, q.number, (select i.queue
+                           from stepwell.instances i
+                           where i.concurrency_limit = q.key and i.status = 'runnable' and i.hold = 'limit'
+                             and i.hold_reason is null and i.queue > q.queue
+                           order by i.queue
+                           limit 1)
+  from queues q
+  where q.queue is not null
+), offered as materialized (
+  select n.id, q.number,
+         row_number() over (partition by q.key order by s.is_served desc, n.priority, n.due_at, n.id) as place
+  from queues q
   cross join lateral (
-    select i.id
+    select exists (select from stepwell.workers w where w.lease_until > pg_catalog.now() and w.queues ? q.queue)
+           and not exists (select from stepwell.queues p where p.name = q.queue and p.paused_at is not null)
+             as is_served
+    offset 0
+  ) s
+  cross join lateral (
+    select i.id, i.priority, i.due_at
     from stepwell.instances i
-    where i.concurrency_limit = r.key and i.status = 'runnable' and i.hold = 'limit' and i.hold_reason is null
+    where i.concurrency_limit = q.key and i.queue = q.queue and i.status = 'runnable' and i.hold = 'limit'
+      and i.hold_reason is null
     order by i.priority, i.due_at, i.id
-    limit greatest(r.number, 0)
-    for no key update skip locked
+    limit q.number
   ) n
+  where q.queue is not null
+), following as materialized (
+  select i.id
+  from offered o join stepwell.instances i on i.id = any (array[o.id])
+  where o.place <= o.number and i.hold = 'limit' and i.status || '' = 'runnable'
+  for no key update of i skip locked
 )
 update stepwell.instances i
 set hold = null

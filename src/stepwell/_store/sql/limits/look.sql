@@ -2,13 +2,13 @@
 -- Keeps: only rows still runnable and unheld, and none if their queue, $2, is paused by now. What is taken is what
 --   executes: an executing row is its slot, so that nothing is credited when a holder ends in whatever way. A bucket
 --   that is not there is full; time that seems to run back (a transaction that began earlier and waited) fills nothing.
--- Index: the primary key (|| '' and any (array[…]): see instances/commit.sql); instances_slot, instances_in_limit_line
---   and instances_in_rate_line, once per limit.
+-- Index: the primary key (|| '' and any (array[…]): see instances/commit.sql); instances_slot
+--   once per limit, instances_in_rate_line once per limit and queue.
 -- Locks: the rows, skip locked.
 -- Returns: 'row': a row with what it needs, and whether its concurrency key is busy; 'limit': a concurrency limit with
---   its slots that are taken; 'rate': a rate limit with its tokens, and who stands first in its line. n is null where
---   nobody declares the limit.
-with given as materialized (
+--   its slots that are taken; 'rate': a rate limit with its tokens; 'head': who stands first in the line of a rate
+--   limit, for each queue that is claimed from. n is null where nobody declares the limit.
+with recursive given as materialized (
   select i.id, i.concurrency_limit, i.rate_limit, i.weight, i.priority, i.due_at,
          i.concurrency_key is not null
            and exists (select from stepwell.instances e
@@ -26,19 +26,43 @@ with given as materialized (
   from (select distinct d.concurrency_limit as key from given d where d.concurrency_limit is not null) g
   left join stepwell.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
 ), buckets as materialized (
-  select g.key, l.burst, l.n / extract(epoch from l.per)::float8 as per_second, h.id, h.priority, h.due_at, h.weight,
+  select g.key, l.burst, l.n / extract(epoch from l.per)::float8 as per_second,
          least(l.burst, coalesce(b.tokens + greatest(extract(epoch from stepwell.now() - b.refilled_at)::float8, 0)
                                             * (l.n / extract(epoch from l.per)::float8), l.burst)) as tokens
   from (select distinct d.rate_limit as key from given d where d.rate_limit is not null) g
   left join stepwell.limits l on l.kind = 'rate' and l.name = any (array[split_part(g.key, ':', 1)])
   left join stepwell.buckets b on b.key = any (array[g.key])
-  left join lateral (
+), queues(key, queue) as (
+  select b.key, (select i.queue
+                 from stepwell.instances i
+                 where i.rate_limit = b.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
+                 order by i.queue
+                 limit 1)
+  from buckets b
+  union all
+  select q.key, (select i.queue
+                 from stepwell.instances i
+                 where i.rate_limit = q.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
+                   and i.queue > q.queue
+                 order by i.queue
+                 limit 1)
+  from queues q
+  where q.queue is not null
+), heads as materialized (
+  select q.key, n.*
+  from queues q
+  cross join lateral (
     select i.id, i.priority, i.due_at, i.weight
     from stepwell.instances i
-    where i.rate_limit = g.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
+    where i.rate_limit = q.key and i.queue = q.queue and i.status = 'runnable' and i.hold = 'rate'
+      and i.hold_reason is null
     order by i.priority, i.due_at, i.id
     limit 1
-  ) h on true
+  ) n
+  where q.queue is not null
+    and (q.queue = $2
+         or exists (select from stepwell.workers w where w.lease_until > pg_catalog.now() and w.queues ? q.queue)
+            and not exists (select from stepwell.queues p where p.name = q.queue and p.paused_at is not null))
 )
 select 'row' as what, d.id, d.priority, d.due_at, d.concurrency_limit, d.rate_limit, d.weight, d.is_busy,
        null::integer as n, null::integer[] as taken, null::float8 as per_second, null::float8 as tokens
@@ -47,5 +71,8 @@ union all
 select 'limit', null, null, null, g.key, null, null, null, g.n, g.taken, null, null
 from gates g
 union all
-select 'rate', b.id, b.priority, b.due_at, null, b.key, b.weight, null, b.burst, null, b.per_second, b.tokens
+select 'rate', null, null, null, null, b.key, null, null, b.burst, null, b.per_second, b.tokens
 from buckets b
+union all
+select 'head', h.id, h.priority, h.due_at, null, h.key, h.weight, null, null, null, null, null
+from heads h
