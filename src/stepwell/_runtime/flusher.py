@@ -14,7 +14,7 @@ from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.tally import Tally
-from stepwell._service import Service
+from stepwell._service import STOP_GRACE, Service
 from stepwell._store import flushes, instances, signals
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
@@ -65,8 +65,15 @@ class Flusher(Service):
         self._pending: list[_Entry] = []
         self._alone: set[asyncio.Task[None]] = set()
         self._apart = asyncio.Semaphore(MOST_APART)
+        self._leftovers: list[int] = []  # instances that are done, with inboxes to be dropped
+        self._sweeping: asyncio.Task[None] | None = None
         self._is_over = False
         self._flying = 0  # commits that the current tick has taken
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._sweeping is not None:
+            await asyncio.wait([self._sweeping], timeout=STOP_GRACE)
 
     def ended(self) -> None:
         """Leave nobody waiting for a flush that will not come."""
@@ -199,7 +206,18 @@ class Flusher(Service):
         if missing:
             await self._settle(missing)
         if flushed.leftovers:
-            await signals.drop(self._database, flushed.leftovers, alone=True)
+            self._leftovers += flushed.leftovers
+            if self._sweeping is None or self._sweeping.done():
+                self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
+
+    async def _sweep(self) -> None:
+        """Drop the inboxes of what is done, while nobody waits for it; what is left over in an outage is pruned."""
+        while self._leftovers:
+            dropped, self._leftovers = self._leftovers, []
+            try:
+                await signals.drop(self._database, dropped, alone=True)
+            except StoreFault as error:
+                log.debug("flusher: %d inboxes stay until they are pruned: %s", len(dropped), error)
 
     def _tell(self, answered: list[_Entry]) -> None:
         """Answer those who wait, some at a time."""

@@ -142,7 +142,10 @@ class SteppedWorker(Worker):
         self._database.cut()
         self._is_stopping = True
         self._flusher._stopping = True  # noqa: SLF001 - a death asks nobody
-        tasks = [*self._flusher._alone, *self._executor._refills, *self._renewals, self._flusher._task]  # noqa: SLF001
+        flusher = self._flusher
+        tasks = [
+            *flusher._alone, *self._executor._refills, *self._renewals, flusher._task, flusher._sweeping,  # noqa: SLF001
+        ]  # fmt: skip
         for hand in self._hands.all():
             hand.abandon("killed")
             tasks.append(hand.task)

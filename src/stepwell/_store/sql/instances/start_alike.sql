@@ -12,7 +12,10 @@ with entries as materialized (
   select coalesce($11::timestamptz, stepwell.now() + $10::interval, stepwell.now()) as due_at,
          (select hashtextextended($12::text, 0)
           from stepwell.queues q
-          where q.name = $8::text and q.fair_by is not null) as share
+          where q.name = $8::text and q.fair_by is not null) as share,
+         n.needs ->> 0 as concurrency_limit, n.needs ->> 1 as own_limit, n.needs ->> 2 as rate_limit,
+         coalesce((n.needs ->> 3)::integer, 1) as weight
+  from (select $14::text::jsonb as needs) n
 ), inserted as (
   insert into stepwell.instances
     (id, machine, version, step, queue, priority, due_at, hold, tenant, concurrency_key,
@@ -22,8 +25,7 @@ with entries as materialized (
   select e.id, $5::text, $6::integer, $7::text, $8::text, $9::smallint, a.due_at,
          case when a.due_at > stepwell.now() then 'due' end, $12::text, $13::text,
          e.parent_id, e.parent_round, e.child_index, stepwell.now(), stepwell.now(),
-         $14::text::jsonb ->> 0, $14::text::jsonb ->> 1, $14::text::jsonb ->> 2,
-         coalesce(($14::text::jsonb ->> 3)::integer, 1), a.share
+         a.concurrency_limit, a.own_limit, a.rate_limit, a.weight, a.share
   from alike a, entries e
 ), stored as (
   insert into stepwell.instance_data (id, state)
