@@ -98,8 +98,11 @@ class Growth:
             number = sizes.warm_ups + sizes.rounds
             rounds = [(await self._once(scenario, alone), await self._once(scenario, around)) for _ in range(number)]
         measured = rounds[sizes.warm_ups :]
+        label = scenario.label
+        if scenario.holds and self._options.minutes:
+            label = f"a transaction held open for {self._options.minutes:g} minutes, {around.worked:,} steps meanwhile"
         figure = Figure(
-            name, scenario.label, median([pair[0] for pair in measured]), median([pair[1] for pair in measured]),
+            name, label, median([pair[0] for pair in measured]), median([pair[1] for pair in measured]),
             scenario.most,
         )  # fmt: skip
         say(f"{self._clock()} {' | '.join(cells(figure))}")

@@ -45,6 +45,7 @@ class Site:
         self.database = database  # as a worker has it, of one connection
         self.observer = observer  # a plain connection: fills, vacuums, looks
         self.worker = worker
+        self.worked = 0  # steps of `work` since it was emptied
         self.meter = meter
 
     async def round(self, batch: int = BATCH) -> Round:
@@ -84,9 +85,11 @@ class Site:
                 await flushes.flush(self.database, commits)
                 claims = [commit.continues_as for commit in commits]
             await flushes.flush(self.database, [done(claim) for claim in claims])
+            self.worked += wanted * steps
 
     async def empty(self) -> None:
         """Begin anew."""
+        self.worked = 0
         await self.observer.execute("truncate stepwell.instances, stepwell.instance_data, stepwell.signals")
 
     async def vacuum(self) -> None:

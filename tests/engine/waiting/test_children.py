@@ -94,6 +94,33 @@ async def test_rule_5_failed_and_cancelled_children_release_the_join(make_harnes
     assert [(c.machine, c.version, c.key, c.state["number"]) for c in seen] == [("Item", 1, None, n) for n in range(3)]
 
 
+async def test_rule_5_ten_thousand_children_are_one_commit(make_harness: MakeHarness) -> None:
+    """Rule 5: at default settings, each child once and in spec order; they wait in a queue that nobody serves here."""
+
+    class Crowd(Machine):
+        @step
+        async def start(self, ctx: Context[Any]) -> Spawn:
+            return Spawn([Item.child({"number": n}, queue="later") for n in range(10_000)], then=self.join)
+
+        @step
+        async def join(self, ctx: Context[Any]) -> Done:
+            return Done()
+
+    h = await make_harness([Crowd, Item])
+    crowd = await h.engine.start(Crowd)
+
+    async with h.engine.worker() as worker:
+        parked = await crowd.wait(60, until="settled")
+        steps = worker.tally.steps
+
+    spawned = await h.sql(
+        "select i.child_index, (d.state->>'number')::int as number from stepwell.instances i "
+        "join stepwell.instance_data d using (id) where i.parent_id is not null order by i.child_index"
+    )
+    assert (parked.status, parked.children_pending, steps) == (Status.AWAITING_CHILDREN, 10_000, 1)
+    assert [tuple(row) for row in spawned] == [(n, n) for n in range(10_000)]
+
+
 async def test_rule_5_no_children_at_all_goes_on_at_once(make_harness: MakeHarness) -> None:
     """Rule 5, Scenario 57: zero children: the next step at once, with no children to see."""
     h = await make_harness([Order, Item])
