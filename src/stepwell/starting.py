@@ -23,6 +23,7 @@ from stepwell.errors import Duplicate
 
 CHUNK = 5_000  # entries of one statement
 STREAMED = 2_000  # the same, while the next are prepared
+LARGEST_TEXT = 64_000_000  # of the states in one statement, if they are streamed; a slice more at most
 SLICE = 200  # entries that are checked before others may run
 
 
@@ -38,7 +39,7 @@ class Starting:
         self._emitter = emitter
         self._settings = settings
         self._introduced: set[tuple[str, int]] = set()  # machines that the database knows from us
-        self._singles = Gatherer(self._insert_singles)
+        self._singles = Gatherer(self._insert_singles, lambda single: len(single[0].state))
 
     async def start(self, entry: NewInstance, connection: object, notify: bool) -> int | Duplicate:
         """Insert one. One with a key goes alone: it may have to wait for somebody's transaction."""
@@ -144,7 +145,9 @@ class Starting:
 async def _next_of(entries: Iterator[NewInstance]) -> list[NewInstance]:
     """The next entries of one statement, checked in small slices, so that what is under way gets on."""
     chunk: list[NewInstance] = []
-    while len(chunk) < STREAMED and (some := list(islice(entries, SLICE))):
+    text = 0
+    while len(chunk) < STREAMED and text < LARGEST_TEXT and (some := list(islice(entries, SLICE))):
         chunk += some
+        text += sum(len(entry.state) for entry in some)
         await asyncio.sleep(0)
     return chunk

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stepwell._core.faults import Outage, Refusal
-from stepwell._runtime.gatherer import Gatherer
+from stepwell._runtime.gatherer import LARGEST_TEXT, Gatherer
 from tests.support.waiting import eventually
 
 
@@ -75,6 +75,16 @@ async def test_those_who_come_again_and_again_go_on_together() -> None:
     await asyncio.gather(*(come_again(number) for number in range(10)))
 
     assert len(desk.sent) == 11, "one was alone at first; from then on all ten"
+
+
+async def test_a_group_is_no_larger_than_a_statement_may_be() -> None:
+    desk = Desk()
+    tasks = await submitted(Gatherer(desk.send, lambda number: LARGEST_TEXT // number if number else 0), range(5))
+
+    desk.answer()
+
+    assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
+    assert desk.sent == [[0], [1], [2, 3], [4]], "halves, thirds and quarters of what fits"
 
 
 async def test_a_refused_item_fails_none_of_its_neighbours() -> None:

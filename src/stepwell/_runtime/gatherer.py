@@ -12,17 +12,21 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 LARGEST_GROUP = 1_000
+LARGEST_TEXT = 8_000_000  # of one group, as far as its items are not larger
 
 
 class Gatherer(Generic[Item, Answer]):
     """Sends items, and gives every caller the answer to its own. Nothing is kept that nobody waits for.
 
-    `send` answers in the order of its items, all or none. A caller that is cancelled before its group is sent takes its
-    item with it.
+    `send` answers in the order of its items, all or none; `size` tells how much text an item is. A caller that is
+    cancelled before its group is sent takes its item with it.
     """
 
-    def __init__(self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]]) -> None:
+    def __init__(
+        self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]], size: Callable[[Item], int] = lambda _: 0
+    ) -> None:
         self._send = send
+        self._size = size
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._is_busy = False
         self._group: asyncio.Task[None] | None = None
@@ -46,8 +50,7 @@ class Gatherer(Generic[Item, Answer]):
             self._group = asyncio.create_task(self._send_group(), name="stepwell group")
 
     async def _send_group(self) -> None:
-        group, self._waiting = self._waiting[:LARGEST_GROUP], self._waiting[LARGEST_GROUP:]
-        group = [(item, answer) for item, answer in group if not answer.done()]
+        group = self._next_group()
         try:
             await self._answer(group)
         except BaseException:
@@ -57,6 +60,18 @@ class Gatherer(Generic[Item, Answer]):
         finally:
             # Whoever was just answered runs before this, and may come again: those go together once more.
             asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _next_group(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        """What came first and is still waited for, as far as it fits into one statement."""
+        self._waiting = [(item, answer) for item, answer in self._waiting if not answer.done()]
+        number, text = 0, 0
+        for item, _ in self._waiting[:LARGEST_GROUP]:
+            text += self._size(item)
+            if text > LARGEST_TEXT and number:
+                break
+            number += 1
+        group, self._waiting = self._waiting[:number], self._waiting[number:]
+        return group
 
     async def _answer(self, group: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         """Answer everybody. What Postgres refuses is sent one by one: a bad item fails none of its neighbours."""
