@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 WORKERS = int(os.environ.get("STEPWELL_LIMITS_WORKERS", "2"))
 INSTANCES = int(os.environ.get("STEPWELL_LIMITS_INSTANCES", "240"))
-KILLS = max(1, INSTANCES // 500)
+KILLS = min(max(1, INSTANCES // 500), 12)
 RATE = INSTANCES // 10  # a second
 SLACK = 0.5  # between the first token and the beginning of its step
 CHUNK = 5_000

@@ -40,7 +40,7 @@ async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
     return {name: (await bench.explain(name, *arguments)).buffers for name, arguments in asked.items()}
 
 
-async def test_a_line_of_a_hundred_thousand_costs_what_a_line_of_ten_costs(
+async def test_rule_24_a_line_of_a_hundred_thousand_costs_what_a_line_of_ten_costs(
     url: str, connection: asyncpg.Connection
 ) -> None:
     await connection.execute(DECLARE)

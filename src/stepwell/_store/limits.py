@@ -142,8 +142,10 @@ async def flow(db: Database, keys: Sequence[str]) -> tuple[list[str], float | No
 
 async def declare(db: Database, declared: Sequence[Limit]) -> set[str]:
     """Make limits known as the code declares them, and let go what they let go; returns the queues to wake."""
+    if not declared:
+        return await unhold(db)
     async with db.transaction() as session:
-        changed = await session.fetch("limits/declare", *_columns(declared)) if declared else []
+        changed = await session.fetch("limits/declare", *_columns(declared))
         queues = await _let_go(session, [(row["kind"], row["name"]) for row in changed])
     return queues | await unhold(db)
 

@@ -14,7 +14,7 @@ from django.apps import apps
 from django.core.checks import run_checks
 from django.test import override_settings
 
-from stepwell import DefinitionError, Engine, SettingError
+from stepwell import ConcurrencyLimit, DefinitionError, Engine, SettingError
 from stepwell.contrib.django import engine, make_engine
 from stepwell.contrib.django.project import ProjectEngine
 from tests.contrib.django.conftest import environment
@@ -49,6 +49,11 @@ def test_resources_are_named_by_their_path() -> None:
         from bookshop.models import Order  # noqa: PLC0415 - importable once the project is set up
 
         assert make_engine()._resources is Order
+
+
+def test_limits_are_those_of_the_engine() -> None:
+    with override_settings(STEPWELL={"LIMITS": [ConcurrencyLimit("stripe", 3)]}):
+        assert make_engine()._registry.limits.all() == [ConcurrencyLimit("stripe", 3)]
 
 
 def test_a_url_of_its_own_goes_before_the_database_of_django() -> None:

@@ -124,7 +124,7 @@ async def executing(h: Harness) -> list[tuple[int, int | None]]:
     return [(row["id"], row["slot"]) for row in rows]
 
 
-async def test_no_more_than_n_execute_and_the_others_wait_out_of_the_claims_way(h: Harness) -> None:
+async def test_rule_22_no_more_than_n_execute_and_the_others_wait_out_of_the_claims_way(h: Harness) -> None:
     doors: Doors = h.resources
     started = [await h.engine.start(Pay, {}, concurrency_limit="stripe") for _ in range(5)]
 

@@ -59,7 +59,7 @@ async def tokens(h: Harness, key: str) -> float:
     return float(row["tokens"])
 
 
-async def test_a_bucket_gives_its_burst_and_not_one_more(h: Harness) -> None:
+async def test_rule_23_a_bucket_gives_its_burst_and_not_one_more(h: Harness) -> None:
     await h.engine.start_many([Call.child({}, rate_limit="once")] * 10)
 
     tally = await h.drain(concurrency=10)

@@ -20,7 +20,7 @@ from stepwell.contrib.django.discovery import discover_machines
 from stepwell.engine import Engine
 from stepwell.errors import DefinitionError, SettingError
 
-OWN = ("DATABASE", "MACHINES", "RESOURCES", "URL")
+OWN = ("DATABASE", "LIMITS", "MACHINES", "RESOURCES", "URL")
 _reading = RLock()
 _readers: list[ProjectEngine] = []  # that are just being made
 
@@ -82,6 +82,7 @@ def _read() -> tuple[str, dict[str, Any]]:
     given = _given()
     options = _engine_settings(given)
     options["machines"] = discover_machines(given.get("MACHINES", []))
+    options["limits"] = given.get("LIMITS", [])
     options["around_sync_steps"] = clean_connections
     if "RESOURCES" in given:
         options["resources"] = _resources(given["RESOURCES"])
