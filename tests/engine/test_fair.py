@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from stepwell import Context, Done, Machine, Next, Outcome, Spawn, step
@@ -76,6 +77,27 @@ async def test_a_single_instance_begins_within_two_times_the_slots_whatever_wait
         await small.wait(timeout=30)
 
         assert order.begun.index("small") - before <= 2 * slots + prefetch
+
+
+async def test_a_worker_goes_past_tenants_whose_rows_somebody_holds_locked(make_harness: MakeHarness) -> None:
+    h, order = await working(make_harness)
+    async with h.engine.worker({"default": 1}):  # makes the queue fair
+        pass
+    await h.engine.start_many([Work.child(tenant=f"held{n}") for n in range(20)])
+    free = await h.engine.start(Work, tenant="free")
+    foreign = await asyncpg.connect(h.url)
+    async with foreign.transaction():
+        await foreign.execute("select from stepwell.instances where tenant like 'held%' for update")
+
+        async with h.engine.worker({"default": 1}):
+            await free.result(timeout=30)
+            with armed("timers.ticked") as ticked, armed("claimer.before_claim") as claiming:
+                await ticked.reached(1)
+                looks = len(claiming.facts)
+
+        assert order.begun == ["free"]
+        assert looks <= 150  # it looks again, a hundred times a second, not as fast as it can
+    await foreign.close()
 
 
 async def test_with_two_workers_and_more_tenants_than_slots_each_gets_its_turn(make_harness: MakeHarness) -> None:

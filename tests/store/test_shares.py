@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -43,8 +44,15 @@ class Fair:
 
 
 @pytest.fixture
-def fair(database: Database, connection: asyncpg.Connection) -> Fair:
-    return Fair(database, connection)
+def url(shared_url: str) -> str:
+    """One database for all tests here: each leaves it empty."""
+    return shared_url
+
+
+@pytest.fixture
+async def fair(database: Database, connection: asyncpg.Connection) -> AsyncIterator[Fair]:
+    yield Fair(database, connection)
+    await connection.execute("truncate stepwell.instances, stepwell.queues")
 
 
 async def test_a_single_instance_comes_first_or_second_whatever_waits_of_another_tenant(fair: Fair) -> None:
@@ -197,6 +205,40 @@ async def test_another_workers_claim_under_way_is_passed_over_and_its_tenants_ot
     await other.close()
     assert len(mine) == 9
     assert sorted(theirs + mine) == sorted(["a"] * 4 + [f"t{n}" for n in range(1, 11)])
+
+
+async def test_tenants_whose_rows_somebody_holds_locked_do_not_stand_in_the_way_of_the_others(
+    fair: Fair, url: str
+) -> None:
+    await fair.fill("t%", 20)
+    await fair.fill("held%", 10)
+    foreign = await asyncpg.connect(url)
+    holding = foreign.transaction()
+    await holding.start()
+    await foreign.execute("select from stepwell.instances where tenant like 'held%' for update")
+
+    claimed: list[str] = []
+    for _ in range(60):
+        claimed += await fair.tenants(1)
+    is_told_to_look_again = fair.missed
+
+    assert sorted(claimed) == sorted(f"t{n}" for n in range(1, 21))
+    assert is_told_to_look_again  # more shares were there than it looked at
+    await holding.rollback()
+    await foreign.close()
+
+
+async def test_few_tenants_that_are_all_locked_are_no_reason_to_look_again(fair: Fair, url: str) -> None:
+    await fair.fill("t%", 3)
+    foreign = await asyncpg.connect(url)
+    holding = foreign.transaction()
+    await holding.start()
+    await foreign.execute("select from stepwell.instances for update")
+
+    assert await fair.claim(1) == []
+    assert not fair.missed
+    await holding.rollback()
+    await foreign.close()
 
 
 async def test_versions_that_others_run_are_passed_over(fair: Fair) -> None:

@@ -86,12 +86,14 @@ class Claimer(Service):
             await _probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
         is_full = answer.window >= demand
         lane.left_behind = answer.claims[-1].priority if is_full and answer.claims else None
+        is_locked_out = lane.turns is not None and answer.missed and not answer.window  # others hold all it looked at
         if is_full or answer.missed:
             lane.ready = True
-            self.wake()
+            if not is_locked_out:
+                self.wake()
         await self._executor.take(answer.claims)
         contended = bool(answer.limited) and await self._admit(lane, [row.id for row in answer.limited])
-        return await self._set_aside(lane, answer) or contended
+        return await self._set_aside(lane, answer) or contended or is_locked_out
 
     async def _admit(self, lane: Lane, ids: list[int]) -> bool:
         """Ask the limits about rows that need some; True if some may be claimable in a moment."""

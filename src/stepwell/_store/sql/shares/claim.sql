@@ -3,13 +3,14 @@
 -- the first.
 -- Keeps: as instances/claim.sql, whose judged and claimed these are; and of n shares that wait at one priority, each
 --   gets $3/n rows before any of them gets more. Rows that have no share yet fill what is left.
--- Index: instances_fair: one probe per turn, of which there are no more than rows are wanted; it finds the head of a
---   share, and one more probe finds what is behind the head, if so much is wanted. instances_claim for what is left.
+-- Index: instances_fair: one probe per turn, of which there are no more than rows are wanted (and 4, for heads that
+--   are locked); it finds the head of a share, and one more probe finds what is behind the head, if so much is wanted.
+--   instances_claim for what is left.
 -- Locks: as instances/claim.sql.
 -- Returns: as instances/claim.sql, in the order in which they shall run: the first of each share, the second of each,
 --   and so on. Besides, 'missed' also if there may be shares that were not looked at; and 'turn' for each priority that
---   had its turns, with the share (as id) after which it goes on. Where all had theirs, that is the first of them: so
---   it is not always the same one that gets what is left over.
+--   had its turns, with the share (as id) after which it goes on: the last that had one, whether or not its rows were
+--   locked. Where all had theirs, it is the first of them: so not always the same one gets what is left over.
 with recursive gate as materialized (
   select stepwell._may_claim($2) as is_open
 ), waiting as not materialized (
@@ -61,7 +62,7 @@ with recursive gate as materialized (
      ) f)
     limit 1
   ) n
-  where t.turn < $3
+  where t.turn < greatest($3, 4)
 ), helpings as materialized (
   -- First the head of each share, then as many more of each as is fair, then whatever some of them still have.
   select h.number, t.turn, t.priority, t.share, t.tid, t.id,
@@ -137,8 +138,8 @@ with recursive gate as materialized (
             i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at,
             i.has_inbox, i.awaits, i.parent_id, i.round, j.nth, j.turn
 ), served as (
-  select t.*, (t.turn in (select s.turn from shared s)) is true as is_served
-  from turns t
+  select t.*, (t.turn in (select s.turn from shared s)) is true or f.is_short as is_served
+  from turns t cross join (select count(*) < $3 as is_short from shared) f
   where t.turn > 0
 ), answers as (
   select c.verdict, c.id, c.machine, c.version, c.concurrency_key,
@@ -156,9 +157,9 @@ with recursive gate as materialized (
          null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
   from judged j
   having count(*) filter (where j.verdict = 'claimed') > (select count(*) from claimed)
-      or (select max(t.turn) from turns t) >= $3 and count(*) < $3
+      or (select max(t.turn) from turns t) >= greatest($3, 4) and count(*) < $3
   union all
-  select 'turn', (case when bool_and(s.is_served) and max(s.turn) < $3 then min(array[s.turn, s.share])
+  select 'turn', (case when bool_and(s.is_served) and max(s.turn) < greatest($3, 4) then min(array[s.turn, s.share])
                        else max(array[s.turn, s.share]) filter (where s.is_served) end)[2],
          null, null, null,
          null, null, null, null, null, null, null, null, null, null, null, s.priority, null, null, null
