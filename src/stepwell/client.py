@@ -70,10 +70,10 @@ class Client:
         )  # fmt: skip
         started = await self._starting.start(entry, connection, notify)
         if not isinstance(started, Duplicate):
-            return self._handle(started, entry)
+            return self._handle(entry, started)
         if if_exists == "raise":
             raise started
-        return self._handle(started.id, entry)
+        return self._handle(entry, started.id)
 
     async def start_many(
         self, entries: Sequence[Any], *, connection: object = None, notify: bool = True
@@ -81,21 +81,19 @@ class Client:
         given = admit_each(
             self._registry, entries, tenant=self._settings.tenant, max_payload=self._settings.max_payload
         )
-        answers: Sequence[int | Duplicate]
         if connection is None and isinstance(entries, list) and len(entries) > CHUNK and are_keyless(entries):
-            admitted, answers = await self._starting.stream(given, notify)
-        else:
-            admitted = list(given)
-            answers = await self._starting.start_many(admitted, connection, notify) if admitted else []
+            return list(await self._starting.stream(given, notify, self._handle))
+        admitted = list(given)
+        answers = await self._starting.start_many(admitted, connection, notify) if admitted else []
         return [
-            started if isinstance(started, Duplicate) else self._handle(started, entry)
+            started if isinstance(started, Duplicate) else self._handle(entry, started)
             for started, entry in zip(answers, admitted, strict=True)
         ]
 
     def handle(self, instance_id: int, machine: object) -> Handle[Any]:
         return Handle(self, instance_id, None, None if machine is None else self._registry.resolve(machine))
 
-    def _handle(self, instance_id: int, entry: NewInstance) -> Handle[Any]:
+    def _handle(self, entry: NewInstance, instance_id: int) -> Handle[Any]:
         return Handle(self, instance_id, entry.key, self._registry.find(entry.machine, entry.version))
 
     async def signal(
@@ -180,7 +178,7 @@ class Client:
         for _ in range(MOST_TRIES):
             reached = await self._signal_or_start_once(sent, entry)
             if reached is not None:
-                return self._handle(reached, entry)
+                return self._handle(entry, reached)
         async with self._database.transaction() as session:
             occupants = await instances.find_occupants(session, [(entry.tenant, key)])
         if occupants:  # an ended instance keeps it for ever: nobody can be signalled, nobody started

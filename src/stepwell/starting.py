@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from stepwell._core.entries import NewInstance
 from stepwell._core.faults import Contention
@@ -20,6 +21,8 @@ from stepwell._store.instances import Started
 from stepwell._store.retries import MOST_TRIES, retried
 from stepwell.config import Settings
 from stepwell.errors import Duplicate
+
+T = TypeVar("T")
 
 CHUNK = 5_000  # entries of one statement
 STREAMED = 2_000  # the same, while the next are prepared
@@ -65,22 +68,25 @@ class Starting:
         self._emitter.started(entries, answers)
         return [row if isinstance(row, Duplicate) else row.id for row in answers]
 
-    async def stream(self, entries: Iterator[NewInstance], notify: bool) -> tuple[list[NewInstance], list[int]]:
-        """Insert many without keys in one transaction; while Postgres inserts some, the next are checked and encoded.
-
-        One that is refused on the way leaves nothing of the others.
+    async def stream(
+        self, entries: Iterator[NewInstance], notify: bool, answer: Callable[[NewInstance, int], T]
+    ) -> list[T]:
+        """Insert many without keys in one transaction. While Postgres inserts some, the next are checked and encoded,
+        and those before are answered. One that is refused on the way leaves nothing of the others.
         """
         admitted: list[NewInstance] = []
         rows: list[Started] = []
+        answers: list[T] = []
         inserting: asyncio.Task[list[Started]] | None = None
         async with self._database.transaction() as session:
             try:
                 while chunk := await _next_of(entries):
                     if inserting is not None:
                         rows += await inserting
-                    admitted += chunk
                     inserting = asyncio.create_task(instances.start(session, chunk), name="stepwell insert")
                     await asyncio.sleep(0)
+                    answers += [answer(admitted[i], rows[i].id) for i in range(len(answers), len(rows))]
+                    admitted += chunk
                 rows += await inserting if inserting is not None else []
             except BaseException:
                 if inserting is not None and not inserting.done():
@@ -90,7 +96,7 @@ class Starting:
         if notify:
             self.announce(rows)
         self._emitter.started(admitted, rows)
-        return admitted, [row.id for row in rows]
+        return answers + [answer(admitted[i], rows[i].id) for i in range(len(answers), len(rows))]
 
     def announce(self, started: Sequence[Started]) -> None:
         """Tell the workers of new rows."""

@@ -234,8 +234,12 @@ def _check_kind(kind: Any, cls: Any, survey: Survey) -> None:
 
 def _is_suspect(encoded: bytes) -> bool:
     """Whether a NUL or too long an integer may be inside; the scan clears a string that only looks so."""
-    return b"\\u0000" in encoded or (
-        len(encoded) > MAX_DIGITS and _MANY_DIGITS in encoded.translate(_DIGITS))
+    if b"\\" in encoded and b"\\u0000" in encoded:
+        return True
+    if len(encoded) <= MAX_DIGITS:
+        return False
+    sampled = encoded[::MAX_DIGITS]  # so long a run of digits has one of these places
+    return len(sampled.translate(None, b"0123456789")) < len(sampled) and _MANY_DIGITS in encoded.translate(_DIGITS)
 
 
 def write(

@@ -33,7 +33,7 @@ OPTIONS = (
 SCOPES = ("live", "forever")
 
 
-class NewInstance(msgspec.Struct, frozen=True, kw_only=True):
+class NewInstance(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A start that passed the door; its state is JSON text."""
 
     machine: str

@@ -23,7 +23,7 @@ from stepwell._store.wire import encode_commits
 from stepwell.errors import InvalidPayload
 
 
-class Started(msgspec.Struct, frozen=True):
+class Started(msgspec.Struct, frozen=True, gc=False):
     """One inserted instance; `later` if it waits for its due time."""
 
     position: int

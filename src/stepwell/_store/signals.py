@@ -11,7 +11,7 @@ from stepwell._core.records import Signal
 from stepwell._store.database import Queryable
 
 
-class NewSignal(msgspec.Struct, frozen=True, kw_only=True):
+class NewSignal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A signal that passed the door: to an id, or to a key of a tenant; its payload is JSON text."""
 
     id: int | None
@@ -22,7 +22,7 @@ class NewSignal(msgspec.Struct, frozen=True, kw_only=True):
     dedup_key: str | None
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """What became of a signal: the target it reached, and the queue to announce if that may run."""
 
     target: int | None
