@@ -19,7 +19,7 @@ from benchmarks import limit, server
 from benchmarks.figures import LimitName, Spread
 from benchmarks.loop import run
 from benchmarks.peers.child import Answer, measure
-from benchmarks.peers.environments import OURS, SYSTEMS, python_of
+from benchmarks.peers.environments import OURS, SYSTEMS, pythons_of
 from benchmarks.peers.idle import LOGGED, count_statements
 from benchmarks.peers.table import ROWS, Comparison
 from benchmarks.report import Limits, number
@@ -66,7 +66,8 @@ class Run:
         self._began = perf_counter()
 
     async def run(self) -> None:
-        pythons = {system: python_of(system, say) for system in self._systems}
+        pythons = pythons_of(self._systems, say)
+        self._systems = list(pythons)
         began, self._began = datetime.now(UTC), perf_counter()
         before = await self._limits("before")
         for repeat in range(1 if self._options.quick else self._options.repeats):

@@ -39,7 +39,7 @@ class System:
     packages: ClassVar[tuple[str, ...]]  # whose versions are shown
     settings: ClassVar[str]  # in words, for the reader; {knob} is its value
     knobs: ClassVar[Mapping[str, float]] = {}  # what can be tried otherwise from the command line
-    default_poll: ClassVar[float | None] = None  # seconds, of a system that only polls; its knob is "poll"
+    default_poll: ClassVar[float | None] = None  # seconds, if it only polls; its knob "poll" is for the rates
     scale: ClassVar[float] = 1.0  # of all sizes: a slow system gets less to do, so that a repetition takes seconds
     notes: ClassVar[Mapping[str, str]] = {}  # footnotes, by workload
     left: ClassVar[str]  # SQL: how many rows are not finished yet

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / ".venvs"
@@ -21,6 +21,17 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "dbos": ("dbos==3.3.0", PSYCOPG),
 }
 SYSTEMS = (OURS, *REQUIREMENTS)
+
+
+def pythons_of(systems: Sequence[str], say: Callable[[str], None]) -> dict[str, Path]:
+    """The Python that runs each system; one that can not be installed is left out."""
+    found = {}
+    for system in systems:
+        try:
+            found[system] = python_of(system, say)
+        except subprocess.CalledProcessError:
+            say(f"{system} can not be installed, and is left out")
+    return found
 
 
 def python_of(system: str, say: Callable[[str], None]) -> Path:

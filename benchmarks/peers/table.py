@@ -41,9 +41,9 @@ ROWS = (
     Row("latency", "p50", "idle: started → step begins, p50", "ms", is_less_better=True),
     Row("latency", "p99", "idle: started → step begins, p99", "ms", is_less_better=True),
     Row("idle", "statements", "idle worker", "statements/min", is_less_better=True),
-    Row("fast_latency", "p50", "the same with a fast poll, p50", "ms", is_less_better=True),
-    Row("fast_latency", "p99", "the same with a fast poll, p99", "ms", is_less_better=True),
-    Row("fast_idle", "statements", "idle worker with a fast poll", "statements/min", is_less_better=True),
+    Row("fast_latency", "p50", "the same, polling every 10 ms, p50", "ms", is_less_better=True),
+    Row("fast_latency", "p99", "the same, polling every 10 ms, p99", "ms", is_less_better=True),
+    Row("fast_idle", "statements", "idle worker, polling every 10 ms", "statements/min", is_less_better=True),
 )
 
 Answers = Mapping[tuple[str, str], Sequence[Answer]]  # by system and workload, one for each repetition

@@ -11,6 +11,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -22,27 +23,41 @@ TASKS = 10
 WARM = 20
 PAUSE = (0.03, 0.07)  # seconds between two starts of an idle system, at random: nobody's polls fall in with it
 SAMPLES = 120
-PARENTS, CHILDREN, PARKED = 20, 100, 500
+FAST_POLL = 0.01  # seconds; of a system that only polls, where it shall be quick
+PARENTS, FEWEST_PARENTS, CHILDREN, PARKED = 20, 4, 100, 500
 MILLISECONDS = 1_000
 
-Sizes = Callable[[int], int]
 Values = dict[str, float]
 
 
-async def drain(system: System, size: Sizes) -> Values:
-    number = size(10_000)
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much there is to do: less for a slow system, next to nothing if it shall only be seen to run."""
+
+    scale: float
+    is_quick: bool
+
+    def of(self, normal: int, least: int = TASKS) -> int:
+        return max(least, round(normal * (0.005 if self.is_quick else self.scale)))
+
+    def fixed(self, normal: int) -> int:
+        return TASKS if self.is_quick else normal
+
+
+async def drain(system: System, sizes: Sizes) -> Values:
+    number = sizes.of(10_000)
     await system.start_many(number)
     return {"rate": await _work_off(system, number)}
 
 
-async def three_steps(system: System, size: Sizes) -> Values:
-    number = size(3_000)
+async def three_steps(system: System, sizes: Sizes) -> Values:
+    number = sizes.of(3_000)
     await system.start_chains(number)
     return {"rate": await _work_off(system, 3 * number)}
 
 
-async def start(system: System, size: Sizes) -> Values:
-    each = size(3_000) // TASKS
+async def start(system: System, sizes: Sizes) -> Values:
+    each = sizes.of(3_000) // TASKS
 
     async def start_some(number: int) -> None:
         for _ in range(number):
@@ -55,8 +70,8 @@ async def start(system: System, size: Sizes) -> Values:
     return {"rate": each * TASKS / (perf_counter() - began)}
 
 
-async def start_many(system: System, size: Sizes) -> Values:
-    number = size(20_000)
+async def start_many(system: System, sizes: Sizes) -> Values:
+    number = sizes.of(20_000)
     await system.start_many(TASKS)
     await system.settle()
     began = perf_counter()
@@ -64,10 +79,10 @@ async def start_many(system: System, size: Sizes) -> Values:
     return {"rate": number / (perf_counter() - began)}
 
 
-async def latency(system: System, size: Sizes) -> Values:
+async def latency(system: System, sizes: Sizes) -> Values:
     """From the return of `start` to the begin of the step, at random moments of an idle system."""
     started: dict[int, float] = {}
-    samples = SAMPLES if size(1_000) > SAMPLES else TASKS
+    samples = sizes.fixed(SAMPLES)
     async with system.working():
         await _warm(system)
         for number in range(samples):
@@ -79,8 +94,8 @@ async def latency(system: System, size: Sizes) -> Values:
     return {"p50": late[(len(late) - 1) // 2], "p99": late[-(len(late) // 100) - 1]}
 
 
-async def families(system: System, size: Sizes) -> Values:
-    parents, children = max(2, min(PARENTS, size(PARENTS))), CHILDREN if size(1_000) > CHILDREN else 2
+async def families(system: System, sizes: Sizes) -> Values:
+    parents, children = sizes.of(PARENTS, FEWEST_PARENTS), sizes.fixed(CHILDREN)
     async with system.working():
         await _warm(system)
         began = perf_counter()
@@ -89,8 +104,8 @@ async def families(system: System, size: Sizes) -> Values:
         return {"rate": parents * children / (perf_counter() - began)}
 
 
-async def parked(system: System, size: Sizes) -> Values:
-    number = min(PARKED, size(10_000))
+async def parked(system: System, sizes: Sizes) -> Values:
+    number = sizes.fixed(PARKED)
     async with system.working():
         await _warm(system)
         await system.park(number)
@@ -142,23 +157,20 @@ def main(kind: type[System]) -> None:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(kind.knobs) or 'none'}")
     settings = kind.settings.format(**{name: f"{value:g}" for name, value in {**kind.knobs, **knobs}.items()})
     say(settings=settings, versions={package: version(package) for package in kind.packages})
-    if kind.default_poll is not None and options.workload in ("latency", "idle"):
-        knobs["poll"] = kind.default_poll
+    if kind.default_poll is not None and options.workload.endswith(("latency", "idle")):
+        knobs["poll"] = FAST_POLL if options.workload.startswith("fast_") else kind.default_poll
     uvloop = import_module("uvloop").new_event_loop if find_spec("uvloop") else None
     with asyncio.Runner(loop_factory=uvloop) as runner:
         runner.run(_measure(kind, kind(options.url, options.workload, knobs), is_quick=options.quick))
 
 
 async def _measure(kind: type[System], system: System, *, is_quick: bool) -> None:
-    def size(normal: int) -> int:
-        return max(TASKS, normal // 200 if is_quick else round(normal * kind.scale))
-
     if system.workload.startswith("fast_") and kind.default_poll is None:
         say(missing="it is told of a start by the database, and does not wait for a poll")
         return
     try:
         await system.open()
-        values = await WORKLOADS[system.workload](system, size)
+        values = await WORKLOADS[system.workload](system, Sizes(kind.scale, is_quick))
         await system.close()
         await system.asker.close()
         say(values=values, note=kind.notes.get(system.workload))

@@ -28,9 +28,9 @@ class Absurd(System):
     packages = ("absurd-sdk", "absurdctl", "psycopg", "uvloop")
     settings = (
         "psycopg (binary), async client, uvloop; {workers} workers in the process (one where it idles), each with its "
-        "own connection and `concurrency` {concurrency}; `poll_interval` {poll} s (its default is 0.25 s)"
+        "own connection and `concurrency` {concurrency}; `poll_interval` {poll} s for the rates (its default is 0.25 s)"
     )
-    knobs = {"workers": 4, "concurrency": 100, "poll": 0.01}  # noqa: RUF012 - the base class says what it is
+    knobs = {"workers": 4, "concurrency": 100, "poll": 0.05}  # noqa: RUF012 - the base class says what it is
     default_poll = 0.25
     scale = 0.3
     notes = {  # noqa: RUF012 - the same

@@ -44,10 +44,10 @@ class ChancySystem(System):
         "outcomes are written every {flush} s (`send_outgoing_interval`, its default is 1 s); the default plugins "
         "(where there are workflows, with a leader at once)"
     )
-    knobs = {"concurrency": 500, "flush": 0.05}  # noqa: RUF012 - the base class says what it is
+    knobs = {"concurrency": 500, "flush": 0.1}  # noqa: RUF012 - the base class says what it is
     scale = 0.5
     notes = {  # noqa: RUF012 - the same
-        "three_steps": "a chain of three jobs, each pushed by the one before",
+        "three_steps": "a chain of three jobs: each enqueues the next, and its own end is written later",
         "families": "a workflow of 101 jobs, the last of which depends on all others; all are given at the start",
     }
     left = (

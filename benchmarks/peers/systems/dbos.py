@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from dbos import DBOS, DBOSClient, DBOSConfig, SendMessage
 
 from benchmarks.peers.contract import System
-from benchmarks.peers.timing import TASKS, main
+from benchmarks.peers.timing import PARKED, TASKS, main
 
 QUEUE = "benchmark"
 PATIENCE = 300.0  # seconds that something parked waits at most
 
 
 class Dbos(System):
-    """DBOS over SQLAlchemy and psycopg, workflows and steps as coroutines or in threads."""
+    """DBOS over SQLAlchemy and psycopg."""
 
     packages = ("dbos", "SQLAlchemy", "psycopg")
     settings = (
         "psycopg (binary) under SQLAlchemy, a pool of {pool} connections; one queue with `worker_concurrency` "
-        "{concurrency} and `polling_interval_sec` {poll} (its default is 1); workflows and steps are coroutines "
-        "(threads {threads}); a DBOSClient starts them"
+        "{concurrency} (500 where they wait) and `polling_interval_sec` {poll} for the rates (its default is 1); "
+        "workflows and steps are plain functions, in its threads; a DBOSClient starts them"
     )
-    knobs = {"pool": 20, "concurrency": 500, "poll": 0.01, "threads": 0}  # noqa: RUF012 - the base class says what it is
+    knobs = {"pool": 20, "concurrency": 100, "poll": 0.01}  # noqa: RUF012 - the base class says what it is
     default_poll = 1.0
     scale = 0.1
     notes = {  # noqa: RUF012 - the same
@@ -35,47 +36,22 @@ class Dbos(System):
     left = "select count(*) from dbos.workflow_status where status <> 'SUCCESS'"
 
     async def open(self) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * TASKS))  # its client works in these
         await asyncio.to_thread(DBOS.migrate, self.url)
         self.client = await asyncio.to_thread(
             DBOSClient, system_database_url=self.url, system_database_pool_size=TASKS, application_name=QUEUE
         )
         await asyncio.to_thread(
-            self.client.register_queue, QUEUE, worker_concurrency=int(self.knob["concurrency"]),
-            polling_interval_sec=self.knob["poll"],
+            self.client.register_queue, QUEUE, polling_interval_sec=self.knob["poll"],
+            worker_concurrency=PARKED if self.workload == "parked" else int(self.knob["concurrency"]),
         )  # fmt: skip
         self.waiting: list[str] = []
-        self.register_in_threads() if self.knob["threads"] else self.register()
+        self.register()
 
     async def close(self) -> None:
         await asyncio.to_thread(self.client.destroy)
 
     def register(self) -> None:
-        @DBOS.step(name="step")
-        async def step() -> None:
-            self.note()
-
-        @DBOS.workflow(name="once")
-        async def once(number: int) -> None:
-            self.note(number)
-
-        @DBOS.workflow(name="chain")
-        async def chain() -> None:
-            for _ in range(3):
-                await step()
-
-        @DBOS.workflow(name="family")
-        async def family(children: int) -> None:
-            started = [await DBOS.start_workflow_async(once, -1) for _ in range(children)]
-            for child in started:
-                await child.get_result()
-
-        @DBOS.workflow(name="parked")
-        async def parked() -> None:
-            self.waiting.append(str(DBOS.workflow_id))
-            await DBOS.recv_async("go", PATIENCE)
-            self.note()
-
-    def register_in_threads(self) -> None:
         @DBOS.step(name="step")
         def step() -> None:
             self.note()

@@ -28,7 +28,7 @@ class PgQueuerSystem(System):
         "`batch_size` {batch}, no limit of concurrency; durability as installed (all tables logged)"
     )
     knobs = {"batch": 1_000, "connections": 5, "clients": 10}  # noqa: RUF012 - the base class says what it is
-    notes = {"three_steps": "a chain of three jobs, each enqueued by the one before"}  # noqa: RUF012 - the same
+    notes = {"three_steps": "a chain of three jobs: each enqueues the next, and its own end is written later"}  # noqa: RUF012 - the same
     left = "select count(*) from pgqueuer"
 
     async def open(self) -> None:

@@ -24,7 +24,7 @@ class Procrastinate(System):
     )
     knobs = {"workers": 8, "concurrency": 10, "pool": 20}  # noqa: RUF012 - the base class says what it is
     scale = 0.2
-    notes = {"three_steps": "a chain of three jobs, each deferred by the one before"}  # noqa: RUF012 - the same
+    notes = {"three_steps": "a chain of three jobs: each enqueues the next, and its own end is written later"}  # noqa: RUF012 - the same
     left = "select count(*) from procrastinate_jobs where status <> 'succeeded'"
 
     async def open(self) -> None:
