@@ -24,8 +24,8 @@ class PgQueuerSystem(System):
 
     packages = ("pgqueuer", "asyncpg", "uvloop")
     settings = (
-        "asyncpg, a pool of {connections} connections for the worker, {clients} for the client; "
-        "`batch_size` {batch}, no limit of concurrency; durability as installed (all tables logged)"
+        "asyncpg, a pool of {connections} connections for the worker (where it idles, one alone), {clients} for the "
+        "client; `batch_size` {batch}, no limit of concurrency; durability as installed (all tables logged)"
     )
     knobs = {"batch": 1_000, "connections": 5, "clients": 10}  # noqa: RUF012 - the base class says what it is
     notes = {"three_steps": "a chain of three jobs: each enqueues the next, and its own end is written later"}  # noqa: RUF012 - the same
@@ -47,9 +47,7 @@ class PgQueuerSystem(System):
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        connections = int(self.knob["connections"])
-        async with asyncpg.create_pool(self.url, min_size=connections, max_size=connections) as pool:
-            worker = PgQueuer.from_asyncpg_pool(pool)
+        async with self.worker() as worker:
             self.register(worker)
             running = asyncio.create_task(worker.run(batch_size=int(self.knob["batch"])))
             try:
@@ -57,6 +55,19 @@ class PgQueuerSystem(System):
             finally:
                 worker.shutdown.set()
                 await running
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[PgQueuer]:
+        if self.is_idle:  # one connection is enough, and is not reset after every use as those of a pool are
+            connection = await asyncpg.connect(self.url)
+            try:
+                yield PgQueuer.from_asyncpg_connection(connection)
+            finally:
+                await connection.close()
+        else:
+            connections = int(self.knob["connections"])
+            async with asyncpg.create_pool(self.url, min_size=connections, max_size=connections) as pool:
+                yield PgQueuer.from_asyncpg_pool(pool)
 
     def register(self, worker: PgQueuer) -> None:
         @worker.entrypoint("once")
