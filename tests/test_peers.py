@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import pytest
 
 from benchmarks.figures import Spread
 from benchmarks.peers.__main__ import WORKLOADS, parse
-from benchmarks.peers.child import Answer, measure, read
+from benchmarks.peers.child import Answer, measure, read, started
 from benchmarks.peers.environments import REQUIREMENTS, SYSTEMS
 from benchmarks.peers.idle import count
 from benchmarks.peers.table import NAMES, ROWS, Answers, Comparison
@@ -21,6 +22,7 @@ from benchmarks.report import Limits
 from tests.conftest import MakeHarness
 
 ROOT = Path(__file__).parent.parent
+HANGING = "import time; time.sleep(60)"
 
 
 def comparison(answers: Answers) -> Comparison:
@@ -49,16 +51,24 @@ async def test_a_system_answers_in_the_lines_of_the_contract(make_harness: MakeH
 
 
 async def test_a_system_that_hangs_is_cut_off_and_said_to_be() -> None:
-    answer = await measure([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
+    answer = await measure([sys.executable, "-c", HANGING], 0.2)
 
     assert answer == Answer(failed="cut off after 0.2 s")
 
 
-def test_a_system_that_fails_says_what_it_complained_of() -> None:
-    answer = read('{"settings": "any", "versions": {}}\n', 1, "Traceback\nValueError: no such queue\n")
+async def test_no_process_outlives_its_block() -> None:
+    async with started([sys.executable, "-c", HANGING]) as process:
+        pass
 
-    assert answer.failed == "ended with 1: …Traceback\nValueError: no such queue"
-    assert answer.settings == "any"
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_system_that_fails_has_no_figures_and_says_what_it_complained_of() -> None:
+    lines = '{"settings": "any", "versions": {}}\n{"values": {"rate": 1.0}, "note": null}\n'
+
+    answer = read(lines, 1, "Traceback\nValueError: no such queue\n")
+
+    assert answer == Answer(settings="any", failed="ended with 1: …Traceback\nValueError: no such queue")
 
 
 def test_a_knob_that_is_not_there_is_refused_by_name() -> None:
