@@ -36,9 +36,12 @@ class Limiter:
 
     async def admit(self, queue: str, ids: Sequence[int]) -> tuple[list[Claim], bool]:
         """Claim what may run; True if some of the rest may be claimable in a moment."""
+        worker_id = self._lease.current
+        if worker_id is None:  # lost since the claim
+            return [], True
         for _ in range(TRIES):
             try:
-                answer = await limits.admit(self._database, self._lease.worker_id, queue, ids)
+                answer = await limits.admit(self._database, worker_id, queue, ids)
             except Conflict:  # another worker claimed the same concurrency key in the same moment
                 continue
             if _probes.hooks:

@@ -91,6 +91,15 @@ class Late(Machine, initial="free"):
         return Done()
 
 
+class Booked(Machine, initial="book"):
+    """Its one step commits with its author's writes."""
+
+    @step(transactional=True, concurrency_limit="bank")
+    async def book(self, ctx: Context[None]) -> Done:
+        await ctx.connection.fetch("select 1")
+        return Done()
+
+
 class Quick(Machine, initial="run"):
     @step
     async def run(self, ctx: Context[None]) -> Done:
@@ -99,7 +108,7 @@ class Quick(Machine, initial="run"):
 
 @pytest.fixture
 async def h(make_harness: MakeHarness) -> Harness:
-    return await make_harness([Pay, Declared, Late, Quick], limits=LIMITS, run_ahead=16, resources=Doors())
+    return await make_harness([Pay, Booked, Declared, Late, Quick], limits=LIMITS, run_ahead=16, resources=Doors())
 
 
 async def until_held(h: Harness, number: int, hold: str = "limit") -> None:
@@ -252,6 +261,16 @@ async def test_rows_without_a_limit_are_claimed_past_a_saturated_one(h: Harness)
         await free.result(10)
         await until_held(h, 19)
         h.resources.gate.set()
+
+
+async def test_a_transactional_step_gives_its_slot_back_with_its_commit(h: Harness) -> None:
+    started = await h.engine.start_many([Booked] * 4)
+
+    async with h.engine.worker():
+        for one in started:
+            await one.result(20)  # type: ignore[union-attr]
+
+    assert await executing(h) == []
 
 
 async def test_a_due_row_asks_its_limit_when_its_time_has_come(h: Harness) -> None:
