@@ -67,7 +67,9 @@ class Node:
         for database in (self._database, worker._heartbeat._database):
             if database._pool is not None:
                 database._pool.terminate()
-        services = (worker._claimer, worker._timers, worker._reaper, worker._pruner, worker._flusher)
+        services = (
+            worker._claimer, worker._timers, worker._sharer, worker._reaper, worker._pruner, worker._flusher,
+        )  # fmt: skip
         for service in services:
             service._stopping = True  # the driver may turn a cancellation into an error of its own
             service._stirred.set()

@@ -114,7 +114,7 @@ class Claimer(Service):
         for _ in range(TRIES):
             try:
                 if lane.turns is not None:
-                    return await self._claim_in_turn(lane, lane.turns, demand, labels)
+                    return await self._claim_in_turn(worker_id, lane, lane.turns, demand, labels)
                 return await instances.claim(
                     self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
                 )
@@ -122,10 +122,12 @@ class Claimer(Service):
                 continue
         return None
 
-    async def _claim_in_turn(self, lane: Lane, turns: Turns, demand: int, labels: list[str]) -> Claimed:
+    async def _claim_in_turn(
+        self, worker_id: int, lane: Lane, turns: Turns, demand: int, labels: list[str]
+    ) -> Claimed:
         """Claim from a fair queue, and remember whose turn is next."""
         claimed, turned = await shares.claim(
-            self._database, self._lease.worker_id, lane.queue, demand, labels, sorted(self._others),
+            self._database, worker_id, lane.queue, demand, labels, sorted(self._others),
             turns=turns.after, start=turns.start,
         )  # fmt: skip
         turns.note(turned)
