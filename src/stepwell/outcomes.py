@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
+import msgspec
+
 from stepwell.limits import LimitRef
 
 if TYPE_CHECKING:
@@ -79,8 +81,7 @@ Start: TypeAlias = Entry[Any] | tuple[Startable | str, Any] | Startable | str
 """One start of many: `Checkout.child(state, …)`, (machine, state), or a machine alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Next:
+class Next(msgspec.Struct, frozen=True):
     """Go on at `step`, now or after `delay`; the attempt count starts again at 0. Consumes what was handed."""
 
     step: StepRef
@@ -94,8 +95,7 @@ class Next:
     weight: int | None = None  # None: what the step declares, else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """Run the same step again after `delay`; the attempt count grows by one. Consumes nothing."""
 
     delay: timedelta = timedelta(0)
@@ -129,8 +129,7 @@ class Await:
             object.__setattr__(self, field, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True):
     """Start children and park until all of them have ended; go on at `then` with `ctx.children`.
 
     Children are `LineItem.child(state, …)` or (machine, state). Consumes what was handed.
@@ -141,16 +140,14 @@ class Spawn:
     state: Any = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The end: the instance is done, with a result."""
 
     result: Any = None
     state: Any = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """The end: the instance has failed, for a reason in words or for an exception."""
 
     reason: str | BaseException = "stopped"

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("stepwell")
 
-AT_ONCE = 128  # steps that begin before the loop turns to other things
+AT_ONCE = 32  # steps that begin before the loop turns to other things
 
 
 class Executor:

@@ -24,8 +24,7 @@ log = logging.getLogger("stepwell")
 
 LARGEST_BATCH = 1_000
 LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one batch
-WORTH_HALVING = 128  # rows: from here on, two backends are faster than one
-AT_ONCE = 128  # answers; what goes on by them runs while the next ones wait, so that a commit never waits for all
+AT_ONCE = 32  # answers; what goes on by them runs while the next ones wait, so that a commit never waits for all
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
@@ -114,7 +113,7 @@ class Flusher(Service):
         try:
             if _probes.hooks:
                 await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
-            await self._flush_in_parts(batch)
+            await self._flush(batch)
         except BaseException as error:
             unanswered = [
                 entry for entry in batch
@@ -170,16 +169,6 @@ class Flusher(Service):
             for entry in entries:
                 entry.doubted = entry.doubted or entry.commit
         self._pending = entries + self._pending
-
-    async def _flush_in_parts(self, batch: list[_Entry]) -> None:
-        """Commit a large batch in two halves at once, if none of it meets the others at a parent or a key."""
-        if len(batch) < WORTH_HALVING or not all(entry.commit.is_plain for entry in batch):
-            await self._flush(batch)
-            return
-        middle = len(batch) // 2
-        ends = await asyncio.gather(self._flush(batch[:middle]), self._flush(batch[middle:]), return_exceptions=True)
-        for failed in filter(None, ends):
-            raise failed
 
     async def _flush(self, batch: list[_Entry], lock_timeout: timedelta | None = None) -> None:
         try:
