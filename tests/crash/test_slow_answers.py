@@ -63,7 +63,7 @@ class Scene:
 @pytest.fixture
 async def scene(make_harness: MakeHarness) -> AsyncIterator[Scene]:
     harness, gates = await make_harness([Gated]), Gates()
-    settings = {"heartbeat": BEAT_EVERY, "poll": BEAT_EVERY, "max_poll": BEAT_EVERY}
+    settings = {"heartbeat": BEAT_EVERY, "poll": BEAT_EVERY, "max_poll": BEAT_EVERY, "run_ahead": 0}
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxy_to(harness.url))
         engine = Engine(proxy.url, machines=[Gated], resources=gates, **settings)
