@@ -279,6 +279,18 @@ async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) 
         await send(connection, add, "order", 2, False)
 
 
+async def test_a_queue_is_written_down_once_and_as_it_can_be(connection: asyncpg.Connection) -> None:
+    add = "insert into stepwell.queues (name, paused_at, reason, fair_by, changed_at) values ($1, $2, $3, $4, now())"
+    await send(connection, add, "mail", None, None, "tenant")
+
+    with pytest.raises(asyncpg.UniqueViolationError, match="queues_pkey"):
+        await send(connection, add, "mail", None, None, None)
+    with pytest.raises(asyncpg.CheckViolationError, match="pause_has_time"):
+        await send(connection, add, "paused", None, "since when?", None)
+    with pytest.raises(asyncpg.CheckViolationError, match="fair_by_known"):
+        await send(connection, add, "odd", None, None, "moon")
+
+
 async def test_the_schema_has_one_version(connection: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.UniqueViolationError, match="meta_pkey"):
         await send(connection, "insert into stepwell.meta (version) values (2)")
