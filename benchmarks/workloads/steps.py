@@ -16,11 +16,10 @@ from stepwell import Engine
 ROOT = Path(__file__).parents[2]
 LOOK_EVERY = 0.1
 
-# From the first fifth of the ends to the last: without the start of the processes, and without their last few rows.
-RATE = """
-select extract(epoch from percentile_disc(0.8) within group (order by finished_at)
-                          - percentile_disc(0.2) within group (order by finished_at))::float8 as seconds
-from stepwell.instances
+# From the start of the first worker, without the start of its process, to the last end.
+TOOK = """
+select extract(epoch from (select max(finished_at) from stepwell.instances)
+                          - (select min(started_at) from stepwell.workers))::float8 as seconds
 """
 
 
@@ -32,9 +31,7 @@ async def drain(bench: Bench, instances: int, steps: int, **settings: Any) -> fl
         await engine.start_many([entry] * instances)
         await bench.settle()
         if bench.variant.processes:
-            await _drain_apart(bench, instances, settings)
-            [row] = await query(bench.url, RATE)
-            rate = 0.6 * instances * steps / row["seconds"]
+            rate = instances * steps / await _drain_apart(bench, instances, settings)
         else:
             rate = instances * steps / await _drain_here(engine, instances * steps)
     await bench.expect_done(instances)
@@ -49,8 +46,8 @@ async def _drain_here(engine: Engine, steps: int) -> float:
         return perf_counter() - began
 
 
-async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -> None:
-    """Let the processes of `stepwell worker` drain it."""
+async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -> float:
+    """Seconds of the processes of `stepwell worker`, from the start of the first worker to the last commit."""
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stepwell", "worker", "benchmarks.app:engine",
         "--processes", str(bench.variant.processes), cwd=ROOT, stderr=asyncio.subprocess.DEVNULL,
@@ -65,6 +62,8 @@ async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -
                 raise RuntimeError(f"the workers ended with {parent.returncode}, and {left} instances are left")
             [row] = await query(bench.url, "select count(*) as left from stepwell.instances where finished_at is null")
             left = row["left"]
+        [row] = await query(bench.url, TOOK)
+        return float(row["seconds"])
     finally:
         if parent.returncode is None:
             parent.terminate()
