@@ -14,10 +14,10 @@ TABLES = ("instances", "instance_data", "signals", "tombstones", "workers", "mac
 LABELS = ["order@1", "order@2"]
 
 _WORKERS = f"""
-insert into stepwell.workers (host, boot, pid, process, release, queues, machines, lease_until, steady_since)
+insert into stepwell.workers (host, boot, pid, process, release, queues, machines, lease_until, steady_since, beat_at)
 select 'host', 'boot', n, 'p' || n, '0', '{{}}', '{{order@1,order@2}}',
        pg_catalog.now() + case when n <= {LIVE_WORKERS} then interval '1 day' else interval '-1 hour' end,
-       pg_catalog.now() - interval '1 hour'
+       pg_catalog.now() - interval '1 hour', pg_catalog.now() + interval '1 hour'
 from generate_series(1, {LIVE_WORKERS + DEAD_WORKERS}) as n
 """
 
