@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, LimitName, Spread
-
-PACKAGES = ("stepwell", "asyncpg", "msgspec", "uvloop")
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.taken import Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +25,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Taken):
     """All figures of a run, and where they were taken."""
 
-    began: datetime
-    command: str
-    seconds: float
-    server: Mapping[str, str]
     limits: Sequence[Limits]
     figures: Sequence[Figure]
 
     def table(self) -> str:
         """Markdown: where, the limits, and every figure beside its limit and its target."""
         limits = [*self._limit_rows(), ""] if self.limits else []
-        return "\n".join((self._where(), "", *limits, *self._figure_rows(), ""))
-
-    def _where(self) -> str:
-        shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
-        server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
-        return (
-            f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`\n{machine()}; {shown}\n"
-            f"PostgreSQL {self.server.get('server_version')}: {server}"
-        )
+        return "\n".join((*self.where(), "", *limits, *self._figure_rows(), ""))
 
     def _limit_rows(self) -> list[str]:
         rows = ["| limit | before | after |", "|---|--:|--:|"]
@@ -71,21 +49,8 @@ class Report:
         rows = [f"| {' | '.join(head)} |", "|---|---|--:|--:|--:|--:|---|"]
         return rows + [f"| {' | '.join(_cells(figure))} |" for figure in self.figures]
 
-    def write(self, folder: Path = RESULTS) -> Path:
-        """Write the JSON file; returns where."""
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{self.began:%Y-%m-%dT%H%M%S}.json"
-        path.write_text(json.dumps(self._plain(), indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return path
-
     def _plain(self) -> dict[str, Any]:
         return {
-            "date": self.began.isoformat(timespec="seconds"),
-            "command": self.command,
-            "seconds": round(self.seconds, 1),
-            "machine": machine(),
-            "versions": versions(),
-            "server": dict(self.server),
             "limits": [asdict(limit) | {"rate": limit.rate} for limit in self.limits],
             "figures": [
                 asdict(figure)
@@ -93,41 +58,6 @@ class Report:
                 for figure in self.figures
             ],
         }
-
-
-def machine() -> str:
-    """The machine in a few words."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GB, {platform.system()} {platform.release()}"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
-
-
-def versions() -> dict[str, str | None]:
-    """Of Python and of what the figures depend on; None for what is not installed."""
-    return {"Python": platform.python_version(), "commit": _commit()} | {name: _version(name) for name in PACKAGES}
-
-
-def _commit() -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    described = subprocess.run(  # noqa: S603 - no word of it comes from outside
-        [git, "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:

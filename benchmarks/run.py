@@ -7,7 +7,6 @@ import cProfile
 import logging
 import pstats
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
@@ -16,6 +15,7 @@ from benchmarks import limit, server, workloads
 from benchmarks.bench import LARGE, PLAIN, TWO_PROCESSES, Bench, Variant
 from benchmarks.figures import Figure, LimitName, Share, Spread, Workload
 from benchmarks.loop import run
+from benchmarks.progress import say
 from benchmarks.report import Limits, Report, number
 
 REPEATS = 3
@@ -25,11 +25,7 @@ LIMITS: tuple[LimitName, ...] = ("steps", "inserts", "bulk inserts")
 def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("stepwell").setLevel(logging.ERROR)
-    with ExitStack() as stack:
-        url = options.url
-        if url is None:
-            say("starting a Postgres of our own")
-            url = stack.enter_context(server.own_server())
+    with server.chosen(options.url) as url:
         run(Benchmark(url, options).run())
 
 
@@ -168,11 +164,6 @@ def _is_run_in(workload: Workload, variant: Variant) -> bool:
         variant is PLAIN or (variant is LARGE and workload.is_sized)
         or (variant is TWO_PROCESSES and workload.has_processes)
     )  # fmt: skip
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def _of(variant: Variant) -> str:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit, urlunsplit
 
 from benchmarks.bench import query
+from benchmarks.progress import say
 from stepwell.embedded import EmbeddedServer
 
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
@@ -31,6 +32,17 @@ def own_server(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[s
             yield server.url()
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def chosen(url: str | None, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The URL that is given, or that of a server of our own."""
+    if url is not None:
+        yield url
+        return
+    say("starting a Postgres of our own")
+    with own_server(settings) as own:
+        yield own
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import taken
 from benchmarks.growth import report as growth
 from benchmarks.growth import run as growth_run
 from benchmarks.growth import scenarios
@@ -55,7 +56,7 @@ async def test_a_soak_runs_and_ends_with_its_verdict(
     make_harness: MakeHarness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     h = await make_harness()
-    monkeypatch.setattr(soak, "RESULTS", tmp_path)
+    monkeypatch.setattr(taken, "RESULTS", tmp_path)
 
     await soak_run.Soak(h.url, soak_run.parse(["--steps", "2000", "--every", "100", "--backlog", "50"])).run()
 
@@ -112,7 +113,7 @@ def test_a_soak_is_flat_if_its_last_part_is_like_its_second(samples: list[Sample
 
 
 def test_the_report_of_a_soak_says_what_is_not_flat(tmp_path: Path) -> None:
-    report = soak.Report(BEGAN, "make soak-steps", "5,000 steps", 10.0, SERVER, steady(last=20), {"instances": 10**7})
+    report = soak.Report(BEGAN, "make soak-steps", 10.0, SERVER, "5,000 steps", steady(last=20), {"instances": 10**7})
 
     written = json.loads(report.write(tmp_path).read_text("utf-8"))
 

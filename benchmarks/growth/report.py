@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import bulk, leavings
@@ -14,7 +11,8 @@ from benchmarks.growth.bulk import Bulk
 from benchmarks.growth.leavings import Leaving
 from benchmarks.growth.meter import Cost
 from benchmarks.growth.site import Round
-from benchmarks.report import RESULTS, machine, number, versions
+from benchmarks.report import number
+from benchmarks.taken import Taken
 
 HEAD = (
     "around the 100 rows", "claim, CPU ms", "commit, CPU ms", "all, CPU ms", "× empty", "buffers", "× empty", "wall ms",
@@ -60,38 +58,23 @@ def median(rounds: Sequence[Round]) -> Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Taken):
     """All figures of a run, and where they were taken."""
 
-    began: datetime
-    command: str
-    seconds: float
-    server: Mapping[str, str]
+    kind = "growth-"
+
     figures: Sequence[Figure]
     leavings: Sequence[Leaving] = ()
     bulks: Sequence[Bulk] = ()
 
     def table(self) -> str:
-        shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
-        server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
-        where = (
-            f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`\n{machine()}; {shown}\n"
-            f"PostgreSQL {self.server.get('server_version')}: {server}"
-        )
         rows = [f"| {' | '.join(HEAD)} |", "|---|" + "--:|" * (len(HEAD) - 2) + "---|"]
         rows += [f"| {' | '.join(cells(figure))} |" for figure in self.figures]
         for head, others in ((leavings.HEAD, self.leavings), (bulk.HEAD, self.bulks)):
             if others:
                 rows += ["", f"| {' | '.join(head)} |", "|---|" + "--:|" * (len(head) - 1)]
                 rows += [f"| {' | '.join(other.cells())} |" for other in others]
-        return "\n".join((where, "", *rows, ""))
-
-    def write(self, folder: Path = RESULTS) -> Path:
-        """Write the JSON file; returns where."""
-        folder.mkdir(exist_ok=True)
-        path = folder / f"growth-{self.began:%Y-%m-%dT%H%M%S}.json"
-        path.write_text(json.dumps(self._plain(), indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return path
+        return "\n".join((*self.where(), "", *rows, ""))
 
     def _plain(self) -> dict[str, Any]:
         ratios = [
@@ -100,9 +83,7 @@ class Report:
             for figure in self.figures
         ]  # fmt: skip
         return {
-            "date": self.began.isoformat(timespec="seconds"), "command": self.command,
-            "seconds": round(self.seconds, 1), "machine": machine(), "versions": versions(),
-            "server": dict(self.server), "figures": ratios,
+            "figures": ratios,
             "leavings": [asdict(found) for found in self.leavings], "bulks": [asdict(found) for found in self.bulks],
         }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
@@ -19,6 +19,7 @@ from benchmarks.growth.report import Figure, Report, cells, median
 from benchmarks.growth.scenarios import Scenario, Sizes
 from benchmarks.growth.site import BATCH, Round, Site, opened
 from benchmarks.loop import run
+from benchmarks.progress import say
 from stepwell import Engine
 
 NORMAL = Sizes(rounds=25, warm_ups=5, turns=BATCH)
@@ -28,11 +29,7 @@ QUICK = Sizes(rounds=1, warm_ups=1, turns=3, divisor=1_000)
 def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("stepwell").setLevel(logging.ERROR)
-    with ExitStack() as stack:
-        url = options.url
-        if url is None:
-            say("starting a Postgres of our own")
-            url = stack.enter_context(server.own_server())
+    with server.chosen(options.url) as url:
         run(Growth(url, options).run())
 
 
@@ -114,11 +111,6 @@ class Growth:
     def _clock(self) -> str:
         minutes, seconds = divmod(round(perf_counter() - self._began), 60)
         return f"[{minutes}:{seconds:02}]"
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

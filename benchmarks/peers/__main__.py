@@ -10,7 +10,6 @@ import asyncio
 import logging
 import sys
 from collections import defaultdict
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +21,7 @@ from benchmarks.peers.child import Answer, measure
 from benchmarks.peers.environments import OURS, SYSTEMS, pythons_of
 from benchmarks.peers.idle import LOGGED, count_statements
 from benchmarks.peers.table import ROWS, Comparison
+from benchmarks.progress import say
 from benchmarks.report import Limits, number
 
 REPEATS = 3
@@ -35,8 +35,8 @@ LIMITS: tuple[LimitName, ...] = ("steps", "inserts", "bulk inserts")
 def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("stepwell").setLevel(logging.ERROR)
-    with ExitStack() as stack:
-        run(Run(stack.enter_context(server.own_server(LOGGED)), options).run())
+    with server.own_server(LOGGED) as url:
+        run(Run(url, options).run())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -148,11 +148,6 @@ def shown(answer: Answer) -> str:
     if answer.values:
         return ", ".join(f"{name} {number(value)}" for name, value in answer.values.items())
     return answer.missing or answer.failed or "nothing"
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 async def nothing() -> None:

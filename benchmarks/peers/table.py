@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.child import Answer
 from benchmarks.peers.environments import OURS
-from benchmarks.report import RESULTS, Limits, machine, number, versions
+from benchmarks.report import Limits, number
+from benchmarks.taken import Taken
 
 NAMES = {
     "stepwell": "Stepwell", "pgqueuer": "pgqueuer", "chancy": "Chancy", "absurd": "Absurd",
@@ -50,13 +48,11 @@ Answers = Mapping[tuple[str, str], Sequence[Answer]]  # by system and workload, 
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Taken):
     """All answers of a run, and where they were taken."""
 
-    began: datetime
-    command: str
-    seconds: float
-    server: Mapping[str, str]
+    kind = "peers-"
+
     limits: Sequence[Limits]
     systems: Sequence[str]
     answers: Answers
@@ -65,16 +61,8 @@ class Comparison:
         """Everything that can be pasted: where, the limit, the table, footnotes, what we lose, settings."""
         footnotes = Footnotes()
         rows = self._rows(footnotes)
-        parts = (self._where(), self._limits(), rows, footnotes.lines(), self._lost(), self._settings())
+        parts = (self.where(), self._limits(), rows, footnotes.lines(), self._lost(), self._settings())
         return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
-
-    def _where(self) -> list[str]:
-        ours = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
-        server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
-        return [
-            f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`", f"{machine()}; {ours}",
-            f"PostgreSQL {self.server.get('server_version')}: {server}",
-        ]  # fmt: skip
 
     def _limits(self) -> list[str]:
         rows = [
@@ -139,18 +127,9 @@ class Comparison:
                 lines.append(f"- **{NAMES[system]}** ({packages}): {found.settings}.")
         return ["Settings:", "", *lines] if lines else []
 
-    def write(self, folder: Path = RESULTS) -> Path:
-        """Write the JSON file; returns where."""
-        folder.mkdir(exist_ok=True)
-        path = folder / f"peers-{self.began:%Y-%m-%dT%H%M%S}.json"
-        path.write_text(json.dumps(self._plain(), indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return path
-
     def _plain(self) -> dict[str, Any]:
         return {
-            "date": self.began.isoformat(timespec="seconds"), "command": self.command,
-            "seconds": round(self.seconds, 1), "machine": machine(), "versions": versions(),
-            "server": dict(self.server), "limits": [asdict(limit) | {"rate": limit.rate} for limit in self.limits],
+            "limits": [asdict(limit) | {"rate": limit.rate} for limit in self.limits],
             "answers": [
                 {"system": system, "workload": workload, "repetitions": [asdict(found) for found in some]}
                 for (system, workload), some in self.answers.items()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from pathlib import Path
+from typing import Any
 
-from benchmarks.report import RESULTS, machine, number, versions
+from benchmarks.report import number
 from benchmarks.soak.samples import MOST, Change, Part, Sample, changes, parts
+from benchmarks.taken import Taken
 
 MEGABYTE = 1_000_000
 SMALL = 1 * MEGABYTE  # below this, a size is a matter of pages
@@ -21,24 +20,19 @@ HEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Taken):
     """All samples of a soak, where they were taken, and what the indexes are when they are made anew."""
 
-    began: datetime
-    command: str
+    kind = "soak-"
+
     workload: str
-    seconds: float
-    server: Mapping[str, str]
     samples: Sequence[Sample]
     rebuilt: Mapping[str, int]  # bytes
 
     def table(self) -> str:
-        shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
-        server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
         found = parts(self.samples)
         lines = [
-            f"{self.began:%Y-%m-%d %H:%M} UTC, {self.seconds:.0f} s, `{self.command}`: {self.workload}",
-            f"{machine()}; {shown}", f"PostgreSQL {self.server.get('server_version')}: {server}", "",
+            *self.where(self.workload), "",
             f"| {' | '.join(HEAD)} |", "|" + "--:|" * len(HEAD), *(f"| {' | '.join(cells(part))} |" for part in found),
             "", "| | second part | last part | last / second | flat | by steps/s | at the end | made anew |",
             "|---|--:|--:|--:|---|--:|--:|--:|", *(self._change(change, pace(found)) for change in changes(found)), "",
@@ -64,19 +58,12 @@ class Report:
             return f"Not flat, by more than {MOST:.0%}: {', '.join(bent)}."
         return f"Flat: throughput, tables and indexes of the last part are within {MOST:.0%} of the second."
 
-    def write(self, folder: Path = RESULTS) -> Path:
-        """Write the JSON file; returns where."""
-        folder.mkdir(exist_ok=True)
-        path = folder / f"soak-{self.began:%Y-%m-%dT%H%M%S}.json"
-        plain = {
-            "date": self.began.isoformat(timespec="seconds"), "command": self.command, "workload": self.workload,
-            "seconds": round(self.seconds, 1), "machine": machine(), "versions": versions(),
-            "server": dict(self.server), "verdict": self.verdict(), "rebuilt": dict(self.rebuilt),
+    def _plain(self) -> dict[str, Any]:
+        return {
+            "workload": self.workload, "verdict": self.verdict(), "rebuilt": dict(self.rebuilt),
             "parts": [asdict(part) for part in parts(self.samples)],
             "samples": [asdict(sample) for sample in self.samples],
         }  # fmt: skip
-        path.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return path
 
 
 def pace(found: Sequence[Part]) -> float:

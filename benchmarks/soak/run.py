@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import sys
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from time import perf_counter
 
@@ -15,6 +14,7 @@ import asyncpg
 from benchmarks import machines, server
 from benchmarks.loop import run
 from benchmarks.machines import Count
+from benchmarks.progress import say
 from benchmarks.soak.cores import Cores
 from benchmarks.soak.report import Report, cells
 from benchmarks.soak.samples import PARTS, Part, Sample, look
@@ -31,12 +31,8 @@ STALLED = 60.0  # seconds without a step
 def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("stepwell").setLevel(logging.ERROR)
-    with ExitStack() as stack:
-        url = options.url
-        if url is None:
-            say("starting a Postgres of our own")
-            given = dict(pair.split("=", 1) for pair in options.server)
-            url = stack.enter_context(server.own_server(OFTEN | given))
+    given = dict(pair.split("=", 1) for pair in options.server)
+    with server.chosen(options.url, OFTEN | given) as url:
         run(Soak(url, options).run())
 
 
@@ -78,8 +74,8 @@ class Soak:
                 await watcher.close()
         given = " ".join(sys.argv[1:])
         report = Report(
-            began, f'make soak-steps ARGS="{given}"' if given else "make soak-steps", self._workload(),
-            perf_counter() - clock, await server.settings(self._url), self._samples, rebuilt,
+            began, f'make soak-steps ARGS="{given}"' if given else "make soak-steps",
+            perf_counter() - clock, await server.settings(self._url), self._workload(), self._samples, rebuilt,
         )  # fmt: skip
         sys.stdout.write("\n" + report.table())
         say(f"written to {report.write()}")
@@ -154,11 +150,6 @@ async def rebuild(watcher: asyncpg.Connection) -> dict[str, int]:
     await watcher.execute("vacuum full stepwell.instance_data", timeout=600)
     sample = await look(watcher, Count.name, 0, 0.0, "0/0")
     return dict(sample.sizes)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
