@@ -19,7 +19,6 @@ SESSIONS: dict[str, Mapping[str, str]] = {
     "anew": {**CLIENT, **dict([PLAN_ANEW.removeprefix("set local ").split(" = ")])},
 }
 LEASE, BEAT = timedelta(seconds=60), timedelta(seconds=20)
-NOTHING = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,7 @@ CASES = [
     *(Case("children/load", children, n, _on("parent"), per_row=11) for n in (10, 500)),
     Case("instances/prune", lambda _, n: (), 1000, _on("finished", "pkey"), 30, inbox=_INBOX),
     Case("instances/find_buried", lambda given, n: (given.runnable[:n],), 100, per_row=10),
-    Case("instances/unstart", lambda given, n: (given.runnable[:n],), 100, per_row=12),
+    Case("instances/unstart", lambda given, n: (given.runnable[:n],), 100, per_row=11),
     *(Case("signals/deliver", deliver, n, _on("guard", "pkey"), 60, session="client") for n in (1, 100)),
     Case("signals/deliver", deliver_by_key, 100, _on("guard", "pkey"), 60, session="client"),
     *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),

@@ -17,7 +17,7 @@ from stepwell._core.faults import StoreFault
 from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Around, Caller
-from stepwell._runtime.flusher import Flusher, Verdict
+from stepwell._runtime.flusher import AT_ONCE, Flusher, Verdict
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.runs import Read, Run, Surroundings, Unfit, prepare
@@ -31,8 +31,6 @@ from stepwell.errors import InvalidPayload, RefusedByDatabase, StepwellError
 T = TypeVar("T")
 
 log = logging.getLogger("stepwell")
-
-AT_ONCE = 32  # steps that begin before the loop turns to other things
 
 
 class Executor:
@@ -303,14 +301,11 @@ class Executor:
 
     async def _attempt(self, hand: Hand, run: Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
-        ctx, step = run.context(), run.step
+        ctx = run.context()
         self._tally.steps += 1
         try:
-            if step.is_async and step.timeout is None:
-                outcome = await step.function(run.definition.owner, ctx)
-            else:
-                owner = run.definition.owner
-                outcome = await self._caller.call(run.claim, step, step.function, step.is_async, owner, ctx)
+            step = run.step
+            outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
             return run.commit(outcome, ctx)
         except BaseException as error:
             if hand.abandoned:

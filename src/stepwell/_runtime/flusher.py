@@ -24,7 +24,7 @@ log = logging.getLogger("stepwell")
 
 LARGEST_BATCH = 1_000
 LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one batch
-AT_ONCE = 32  # answers; what goes on by them runs while the next ones wait, so that a commit never waits for all
+AT_ONCE = 32  # steps that begin, or go on, before the loop turns to other things: so a commit never waits for all
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
@@ -94,15 +94,11 @@ class Flusher(Service):
         """
         if self._is_over:
             raise asyncio.CancelledError
-        answer = self._loop_of_answers.create_future()
+        answer = asyncio.get_running_loop().create_future()
         self._pending.append(_Entry(commit, answer, doubted))
         if not self._woken:
             self.wake()
         return answer
-
-    def start(self) -> None:
-        self._loop_of_answers = asyncio.get_running_loop()
-        super().start()
 
     async def tick(self) -> float | None:
         batch = self._next_batch()
@@ -214,7 +210,7 @@ class Flusher(Service):
             if not entry.answer.done():
                 entry.answer.set_result(entry.verdict or Verdict.COMMITTED)
         if len(answered) > AT_ONCE:
-            self._loop_of_answers.call_soon(self._tell, answered[AT_ONCE:])
+            asyncio.get_running_loop().call_soon(self._tell, answered[AT_ONCE:])
 
     async def _isolate(self, batch: list[_Entry], error: Refusal) -> None:
         """Halve a refused batch until the row is alone that Postgres does not take."""
