@@ -2,10 +2,14 @@
 PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 4 # test processes; most tests wait for something, so there are more than cores
+# As collected: else files with few tests come last, which are the slow ones, and all wait for the last of them.
+IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STAMP := .venv/.installed
+# Hundreds of processes of the tests import us: where nothing is kept compiled, each compiles all of it, for 0.2 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak limits soak-steps bench bench-peers growth django6 check schema clean
+.PHONY: help venv demo test depth soak limits soak-steps bench bench-peers growth django6 check schema clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -16,7 +20,11 @@ demo: $(STAMP) ## Run the demo on the embedded Postgres
 	.venv/bin/stepwell demo $(ARGS)
 
 test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
-	.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	.venv/bin/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+depth: $(STAMP) ## Look at plans and costs of statements among ten times as many rows as `make test` does
+	STEPWELL_DEPTH=10 .venv/bin/python -m pytest $(IN_PARALLEL) tests/store/test_plans.py \
+		tests/store/test_depth.py tests/store/test_limit_depth.py $(ARGS)
 
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)
@@ -58,5 +66,5 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "$(PYTHON) can not create virtualenvs; on Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
 	$(PYTHON) -m venv .venv
-	PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)

@@ -82,7 +82,7 @@ async def test_with_json_the_demo_gives_the_facts_whatever_settings_the_environm
     assert facts["instance"]["result"]["payments"] == [{"amount": 100}]
 
 
-@pytest.mark.parametrize("moment", ["Starting a Postgres", "The payment arrives"])
+@pytest.mark.parametrize("moment", ["Starting a Postgres", "reserve begins"])  # the second: a worker runs
 async def test_an_interrupted_demo_leaves_nothing_behind(place: Place, moment: str) -> None:
     async with running("demo", **place.env) as demo:
         while moment not in await demo.line():

@@ -236,7 +236,7 @@ def test_nothing_is_lost_or_stuck_or_done_twice_whatever_happens_in_whatever_ord
     with shared_database() as url:
         opened.append(url)
         if not seconds:
-            run(examples=8, steps=25, derandomize=True)
+            run(examples=4, steps=25, derandomize=True)
             return
         number = int(os.environ.get("STEPWELL_SOAK_SEED", str(int(time.time()))))
         until = time.monotonic() + seconds

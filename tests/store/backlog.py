@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import asyncpg
 
-RUNNABLE, FUTURE, BLOCKED, TERMINAL, EXECUTING = 200_000, 100_000, 100_000, 300_000, 2_000
-PARKED = 50_000
+DEPTH = int(os.environ.get("STEPWELL_DEPTH", "1"))  # 10 for `make depth`; a scan is told from an index at any of them
+RUNNABLE, FUTURE, BLOCKED, TERMINAL, EXECUTING, PARKED = (
+    DEPTH * rows for rows in (20_000, 10_000, 10_000, 30_000, 200, 5_000)
+)
+ROWS = RUNNABLE + FUTURE + BLOCKED + TERMINAL + EXECUTING + PARKED
 LIVE_WORKERS, DEAD_WORKERS = 18, 2
 HOT = "hot"  # the key, the limit and the rate that everything blocked waits behind
 TABLES = ("instances", "instance_data", "signals", "tombstones", "workers", "machines")
@@ -101,7 +105,7 @@ values ('order', 2, 'ship', 'default', '{ship}', true, interval '1 day')
 """
 
 
-async def build(url: str, rows: int = 752_000) -> None:
+async def build(url: str, rows: int = ROWS) -> None:
     """Fill an empty schema; statistics are the caller's to take, or not to. Wide rows on a second connection."""
     await asyncio.gather(
         _run(url, (_WORKERS,), (_INSTANCES, rows), ("select setval('stepwell.instances_id_seq', $1)", rows)),

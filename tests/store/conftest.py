@@ -98,7 +98,7 @@ class Deep:
 
 @pytest.fixture(scope="session")
 def deep(server_url: str) -> Iterator[Deep]:
-    """The backlog of 752,000 rows, built once and only read or rolled back."""
+    """The deep backlog, built once and only read or rolled back."""
     name = f"stepwell_test_{secrets.token_hex(6)}"
     url, seconds = in_own_loop(_build_deep(server_url, name))
     yield Deep(url, seconds)

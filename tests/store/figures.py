@@ -20,6 +20,7 @@ from tests.store.plans import benched
 from tests.store.tenants import CLAIMED, LARGE, cost, fill
 
 RUNS = 7
+ROWS = 752_000
 
 
 async def row(url: str, case: Case, given: Sample) -> str:
@@ -48,7 +49,7 @@ async def claims_of_tenants(write: Callable[[str], object]) -> None:
 
 async def main() -> None:
     async with Harness() as harness:
-        await backlog.build(harness.url)
+        await backlog.build(harness.url, ROWS)
         await backlog.analyze(harness.url)
         connection = await asyncpg.connect(harness.url)
         version = await connection.fetchval("show server_version")

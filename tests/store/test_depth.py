@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from stepwell._store.database import WORKER
-from tests.store.backlog import LABELS
+from tests.store.backlog import DEPTH, LABELS
 from tests.store.plans import benched
 
 CLAIMED = 100
@@ -23,19 +23,19 @@ PLAIN = {
     "awaits": "null", "key": "null", "end": "null", "limit": "null", "rate": "null",
 }  # fmt: skip
 SURROUNDINGS = {
-    "1 million parked and 300,000 ended": [
-        {"rows": 1_000_000, "status": "awaiting_signal", "awaits": "'{paid}'"},
-        {"rows": 300_000, "status": "done", "end": "now()"},
+    "parked and ended": [
+        {"rows": DEPTH * 100_000, "status": "awaiting_signal", "awaits": "'{paid}'"},
+        {"rows": DEPTH * 30_000, "status": "done", "end": "now()"},
     ],
-    "100,000 behind one key": [{"rows": 100_000, "priority": -9, "hold": "'key'", "key": "'hot'"}],
-    "100,000 behind one limit and one rate": [
-        {"rows": 50_000, "priority": -9, "hold": "'limit'", "limit": "'hot'"},
-        {"rows": 50_000, "priority": -9, "hold": "'rate'", "rate": "'hot'"},
+    "behind one key": [{"rows": DEPTH * 10_000, "priority": -9, "hold": "'key'", "key": "'hot'"}],
+    "behind one limit and one rate": [
+        {"rows": DEPTH * 5_000, "priority": -9, "hold": "'limit'", "limit": "'hot'"},
+        {"rows": DEPTH * 5_000, "priority": -9, "hold": "'rate'", "rate": "'hot'"},
     ],
-    "300,000 future and more urgent": [
-        {"rows": 300_000, "priority": -9, "hold": "'due'", "due": "n * interval '1 day'"}
+    "future and more urgent": [
+        {"rows": DEPTH * 30_000, "priority": -9, "hold": "'due'", "due": "n * interval '1 day'"}
     ],
-    "100,000 that nobody can run": [{"rows": 100_000, "priority": -9, "hold": "'version'", "version": "7 + n % 3"}],
+    "that nobody can run": [{"rows": DEPTH * 10_000, "priority": -9, "hold": "'version'", "version": "7 + n % 3"}],
 }
 
 
@@ -56,7 +56,7 @@ async def cost_of_a_claim(url: str) -> int:
 async def test_a_claim_costs_the_same_whatever_lies_around(
     url: str, connection: asyncpg.Connection, around: str
 ) -> None:
-    """Slow: the largest builds 1.3 million rows, in about ten seconds."""
+    """With `make depth`, the largest builds 1.3 million rows, in about ten seconds."""
     await fill(connection, {"rows": 5_000})
     alone = await cost_of_a_claim(url)
 
@@ -69,7 +69,7 @@ async def test_a_claim_costs_the_same_whatever_lies_around(
 
 
 async def test_a_look_at_what_nobody_can_run_costs_a_step_per_version(url: str, connection: asyncpg.Connection) -> None:
-    await fill(connection, {"rows": 50_000, "hold": "'version'", "version": "7 + n % 3"})
+    await fill(connection, {"rows": DEPTH * 5_000, "hold": "'version'", "version": "7 + n % 3"})
 
     async with benched(url, WORKER) as bench:
         plan = await bench.explain("instances/unhold_version", LABELS, True, [])
@@ -79,7 +79,7 @@ async def test_a_look_at_what_nobody_can_run_costs_a_step_per_version(url: str, 
 
 
 async def test_what_can_run_again_is_found_behind_what_can_not(url: str, connection: asyncpg.Connection) -> None:
-    await fill(connection, {"rows": 50_000, "hold": "'version'", "version": "7 + n % 3"})
+    await fill(connection, {"rows": DEPTH * 5_000, "hold": "'version'", "version": "7 + n % 3"})
     await fill(connection, {"rows": 100, "hold": "'version'", "version": "10"})
 
     async with benched(url, WORKER) as bench:
@@ -90,7 +90,7 @@ async def test_what_can_run_again_is_found_behind_what_can_not(url: str, connect
 
 
 async def test_a_key_used_over_and_over_is_resolved_by_one_probe(url: str, connection: asyncpg.Connection) -> None:
-    await fill(connection, {"rows": 20_000, "status": "done", "end": "now()"})
+    await fill(connection, {"rows": DEPTH * 2_000, "status": "done", "end": "now()"})
     await connection.execute("update stepwell.instances set key = 'daily', key_scope = 'live'")
     await connection.execute("vacuum analyze stepwell.instances")
 

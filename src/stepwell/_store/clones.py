@@ -18,6 +18,7 @@ from stepwell._core.faults import StoreFault
 from stepwell._store.database import Database, where
 from stepwell._store.migrations import apply, script
 from stepwell._store.translation import translated
+from stepwell._store.types import LearnedConnection
 from stepwell.errors import DatabaseUnreachable
 
 _LOCK = 0x57E9_3E11  # any number of our own
@@ -42,10 +43,15 @@ select md5(concat_ws('/',
   (select count(*) from pg_prepared_xacts where database = current_database())))"""
 
 _TABLES = """
-select c.relname as name, pg_relation_size(c.oid) > 0 as is_written
+select 'stepwell.' || c.relname as name, pg_relation_size(c.oid) > 0 as is_written,
+       pg_relation_size(c.oid) + coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) <= 65536
+         and pg_total_relation_size(c.oid) <= 1048576 as is_small
 from pg_class c
 where c.relnamespace = 'stepwell'::regnamespace and c.relkind = 'r'
 order by c.relname"""
+_FORGET_SIZES = """
+update pg_class set relpages = 0, reltuples = -1, relallvisible = 0
+where relnamespace = 'stepwell'::regnamespace and relkind = 'r' and reltuples <> -1"""
 _RESTART = """
 select setval(q.seqrelid::regclass, q.seqstart, false)
 from pg_sequence q join pg_class c on c.oid = q.seqrelid
@@ -158,30 +164,38 @@ class Registrar:
 
 async def _look_at(connection: asyncpg.Connection) -> Pristine:
     tables = [str(row["name"]) for row in await connection.fetch(_TABLES)]
-    seeded = [t for t in tables if await connection.fetchval(f"select exists (select from stepwell.{t})")]  # noqa: S608 - a name of the catalog's
+    seeded = [t for t in tables if await connection.fetchval(f"select exists (select from {t})")]  # noqa: S608 - a name of the catalog's
     return Pristine(
         str(await connection.fetchval(_FINGERPRINT)), frozenset(tables) - set(seeded), await _rows(connection, seeded)
     )
 
 
 async def _rows(connection: asyncpg.Connection, tables: Sequence[str]) -> str:
-    select = "select string_agg(t::text, chr(10) order by t::text) from stepwell."
+    select = "select string_agg(t::text, chr(10) order by t::text) from "
     return "/".join([f"{table}: {await connection.fetchval(f'{select}{table} t')}" for table in tables])
 
 
 async def _empty(connection: asyncpg.Connection, pristine: Pristine) -> bool:
-    """Undo what tests do to rows and to the clock; False if there is more."""
+    """Undo what tests do to rows and to the clock; False if there is more.
+
+    Few rows are deleted and vacuumed: truncating makes a new file for each index, which costs ten times as much.
+    """
     if await connection.fetchval(_FINGERPRINT) != pristine.fingerprint:
         return False
     tables = await connection.fetch(_TABLES)
     if await _rows(connection, [row["name"] for row in tables if row["name"] not in pristine.empty]) != pristine.seeds:
         return False
-    written = [f"stepwell.{row['name']}" for row in tables if row["is_written"] and row["name"] in pristine.empty]
-    truncate = f"truncate {', '.join(written)};" if written else ""
+    written = [row for row in tables if row["is_written"] and row["name"] in pristine.empty]
+    small, large = [t["name"] for t in written if t["is_small"]], [t["name"] for t in written if not t["is_small"]]
+    truncate = f"truncate {', '.join(large)};" if large else ""
+    delete = "".join(f"delete from {table};" for table in small)  # noqa: S608 - our own names
     await connection.execute(
-        f"begin; {truncate} delete from pg_statistic where starelid >= 16384; {_RESTART};"  # noqa: S608 - our own names
+        f"begin; {truncate} {delete} delete from pg_statistic where starelid >= 16384; {_RESTART};"  # noqa: S608 - our own names
         f"{_clock(timedelta(0))}; commit"
     )
+    if small:
+        await connection.execute(f"vacuum (index_cleanup on) {', '.join(small)}")
+        await connection.execute(_FORGET_SIZES)
     return True
 
 
@@ -249,6 +263,6 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
 async def _connect(url: str, **settings: str) -> asyncpg.Connection:
     try:
         with translated():
-            return await asyncpg.connect(url, server_settings=settings)
+            return await asyncpg.connect(url, connection_class=LearnedConnection, server_settings=settings)
     except (StoreFault, ValueError, TypeError) as error:
         raise DatabaseUnreachable(where(url), str(error)) from error

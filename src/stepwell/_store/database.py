@@ -13,6 +13,7 @@ import asyncpg
 from stepwell._core.faults import StoreFault
 from stepwell._store.statements import statement
 from stepwell._store.translation import translated
+from stepwell._store.types import LearnedConnection
 from stepwell.errors import DatabaseUnreachable, EngineClosed, ForeignLoop, InvalidDatabaseURL, ServerTooOld
 
 OLDEST_SERVER = 150_000
@@ -41,8 +42,8 @@ WORKER: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell worker
 PLAN_ANEW: Final = "set local plan_cache_mode = force_custom_plan"
 
 
-# The driver asks the server about these types when it first meets them on a connection, for some 15 ms: better when
-# the connection is made than in the way of a step.
+# The driver asks about these types when it first meets them: better when the first connection is made than in the way
+# of a step.
 _TYPES = """select $1::bigint[], $2::integer[], $3::smallint[], $4::boolean[], $5::text[], $6::interval[],
                    $7::timestamptz[]"""
 
@@ -59,7 +60,7 @@ class Counting(Protocol):
     statements: int
 
 
-class _Connection(asyncpg.Connection):
+class _Connection(LearnedConnection):
     """A connection that the pool takes back as it is: we leave nothing on it, and a reset costs a round trip."""
 
     def get_reset_query(self) -> str:
@@ -168,8 +169,8 @@ class Database:
         """A connection of its own that LISTENs; `hear(channel, payload)` per notice, `lost()` when it breaks."""
         with translated():
             connection = await asyncpg.connect(
-                dsn or self.dsn, server_settings={"application_name": "stepwell listener"}, timeout=20,
-                command_timeout=20,
+                dsn or self.dsn, connection_class=LearnedConnection,
+                server_settings={"application_name": "stepwell listener"}, timeout=20, command_timeout=20,
             )  # fmt: skip
         try:
             connection.add_termination_listener(lambda _: lost())

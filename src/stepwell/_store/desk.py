@@ -10,6 +10,8 @@ from typing import Any
 
 import asyncpg
 
+from stepwell._store.types import LearnedConnection
+
 _NEXT = """
 select i.id, i.queue, i.machine, i.step
 from stepwell.instances i
@@ -104,5 +106,7 @@ class Desk:
     async def _fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         async with self._asking:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await asyncpg.connect(self._url, server_settings={"application_name": "harness"})
+                self._connection = await asyncpg.connect(
+                    self._url, connection_class=LearnedConnection, server_settings={"application_name": "harness"}
+                )
             return list(await self._connection.fetch(sql, *args))

@@ -15,6 +15,7 @@ from stepwell._store import flushes
 from stepwell._store.database import Queryable, Session, close_pool, meet_types
 from stepwell._store.flushes import Flushed
 from stepwell._store.translation import translated
+from stepwell._store.types import LearnedConnection
 from stepwell.errors import EngineClosed, MissingExtra, TransactionBroken
 
 log = logging.getLogger("stepwell")
@@ -31,7 +32,7 @@ LOCK_PATIENCE = timedelta(milliseconds=200)  # with a caller's open transaction 
 _ALSO_RESET = "\nSET SESSION AUTHORIZATION DEFAULT;\nRESET ROLE;\nDISCARD TEMP;"
 
 
-class StepConnection(asyncpg.Connection):
+class StepConnection(LearnedConnection):
     """A connection that is handed to authors, and comes back as it was."""
 
     is_altered = False
