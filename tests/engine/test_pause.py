@@ -98,12 +98,14 @@ async def test_steps_that_run_go_on_to_their_commit_and_no_further(make_harness:
 async def test_a_claim_under_way_that_knows_of_no_pause_finds_nothing(make_harness: MakeHarness) -> None:
     """The notice is lost: the claim asks all the same, and the statement itself refuses."""
     h, stage = await staged(make_harness, poll=NEVER, max_poll=NEVER)
-    async with h.engine.worker():
-        await h.sql("insert into stepwell.queues (name, paused_at, changed_at) values ('default', now(), now())")
+    with armed("timers.ticked") as ticked, armed("claimer.claimed") as claimed:
+        async with h.engine.worker():
+            await ticked.reached()  # its one look at the queues is over
+            await h.sql("insert into stepwell.queues (name, paused_at, changed_at) values ('default', now(), now())")
+            before = len(claimed.facts)
 
-        with armed("claimer.claimed") as claimed:
             order = await h.engine.start(Order)
-            facts = await claimed.reached()
+            facts = await claimed.reached(before + 1)
 
         assert facts["ids"] == []
         assert (await order.get()).fence == 0
