@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 from stepwell._cli.exits import OK, SIGNALLED, reported
@@ -63,7 +62,7 @@ def _build_parser(verb: str | None, prog: str = "stepwell", app: str | None = No
         prog=prog, description="Durable execution on Postgres.", epilog=EXIT_CODES,
         formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"stepwell {version('stepwell')}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     parser.set_defaults(run=lambda _: _show_help(parser), verbose=False)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=_CommandParser)
     for name, summary in COMMANDS.items():
@@ -86,6 +85,16 @@ def _shown_for(prog: str, app: str | None, examples: str | None) -> str | None:
     if examples is None or app is None:
         return examples
     return examples.replace(f" --app {EXAMPLE}", "").replace(f" {EXAMPLE}", "").replace("stepwell ", f"{prog} ")
+
+
+class _ShowVersion(Action):
+    """As argparse's own, for which every command would have to find the version out."""
+
+    def __call__(self, parser: ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # noqa: PLC0415 - only who asks pays for it
+
+        sys.stdout.write(f"stepwell {version('stepwell')}\n")
+        parser.exit()
 
 
 class _CommandParser(ArgumentParser):

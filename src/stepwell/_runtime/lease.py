@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 
 from stepwell._runtime.place import here, is_dead
 from stepwell._store import instances, workers
@@ -85,6 +84,8 @@ class Lease:
 
 
 def _release() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only a worker pays for it
+
     try:
         return version("stepwell")
     except PackageNotFoundError:

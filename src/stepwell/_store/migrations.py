@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import asyncpg
 
@@ -14,6 +14,7 @@ from stepwell._core.faults import Refusal
 from stepwell._store.database import Database, Queryable
 from stepwell._store.statements import statement
 
+_FOLDER = Path(__file__).parent / "migrations"
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 _PROLOGUE = """\
@@ -39,10 +40,9 @@ class Migration:
 @cache
 def migrations() -> tuple[Migration, ...]:
     """All migrations in order, numbered 1, 2, 3 … without a gap."""
-    folder = files("stepwell._store") / "migrations"
     found = [
         Migration(int(match[1]), match[2], file.read_text("utf-8"))
-        for file in folder.iterdir()
+        for file in _FOLDER.iterdir()
         if (match := _FILE.fullmatch(file.name))
     ]
     return tuple(sorted(found, key=lambda m: m.version))
@@ -96,7 +96,7 @@ def apply_over(send: Callable[[str], Sequence[Sequence[int]]], upto: int) -> lis
 @cache
 def grants() -> str:
     """The SQL that lets the role `stepwell_client` use the SQL doors; does nothing new the second time."""
-    return (files("stepwell._store") / "migrations" / "grants.sql").read_text("utf-8")
+    return (_FOLDER / "grants.sql").read_text("utf-8")
 
 
 async def has_client(db: Queryable) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "sql"  # importlib.resources would be a tenth of what importing Stepwell takes
 
 
 @cache
 def statement(name: str) -> str:
     """The text of `sql/<name>.sql`."""
-    return (files("stepwell._store") / "sql" / f"{name}.sql").read_text("utf-8")
+    return (_FOLDER / f"{name}.sql").read_text("utf-8")

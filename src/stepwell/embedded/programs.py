@@ -8,7 +8,6 @@ import shutil
 import stat
 import sys
 import tempfile
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +43,8 @@ def programs(account: Account) -> Path:
         raise NoDatabase
     if account.is_ours:
         return package / _INSTALL / "bin"
+    from importlib.metadata import version  # noqa: PLC0415 - only root pays for it
+
     home = data_home().resolve()
     account.make_home(home)
     copy = home / f"programs-{version(_PACKAGE)}"
