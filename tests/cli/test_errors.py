@@ -53,11 +53,13 @@ WRONG = {
     ("worker", APP, "--queue", "default"): "not of the form name=slots",
     ("worker", APP, "--heartbeat", "50"): "longer than a third of the lease",
     ("ls", "--limit", "0"): "limit: 0 is out of range",
+    ("signal", "--key", "order:42"): "NAME required",
+}
+WRONG_BY_ITSELF = {  # whatever the app and the database
     ("ls", "--status", "asleep"): "asleep",
     ("show",): "an ID, or --key KEY, is required",
     ("wait", "1", "--key", "order:42"): "both the id 1 and --key order:42 are given",
     ("signal", "order:42", "paid"): "'order:42' is no id; for a key, say --key order:42",
-    ("signal", "--key", "order:42"): "NAME required",
     ("signal", "1", "paid", "{"): "PAYLOAD_JSON is not JSON",
     ("signal", "1", "paid", "{}", "now"): "too many words: 'now'",
     ("shw",): "shw",
@@ -73,6 +75,27 @@ async def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(make_har
         assert (args, ended.code, ended.out) == (args, 2, "")
         assert problem in ended.err
         assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("args", WRONG_BY_ITSELF, ids=" ".join)
+def test_what_is_wrong_by_itself_is_told_without_a_database(
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: that its code is that of the process, the test above tells."""
+    monkeypatch.setenv("STEPWELL_DATABASE_URL", NOWHERE)
+
+    code = exit_code(args)
+
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert WRONG_BY_ITSELF[args] in said.err
+
+
+def exit_code(args: tuple[str, ...]) -> object:
+    try:
+        return main(args)
+    except SystemExit as ended:  # argparse's own
+        return ended.code
 
 
 async def test_a_database_that_can_not_be_used_exits_with_3(make_harness: MakeHarness) -> None:
