@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test depth soak limits soak-steps bench bench-peers growth django6 check schema clean
+.PHONY: help venv demo test depth soak limits soak-steps bench bench-peers growth slots django6 check schema clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ bench-peers: $(STAMP) ## Measure beside others, installed from PyPI; ARGS="dbos 
 
 growth: $(STAMP) ## Measure what claiming and committing 100 rows costs, whatever lies around; ARGS="held --minutes 10"
 	.venv/bin/python -m benchmarks.growth.run $(ARGS)
+
+slots: $(STAMP) ## Measure how slots are counted: by rows that execute, and by a counter beside them
+	.venv/bin/python -m benchmarks.slots $(ARGS)
 
 soak-steps: $(STAMP) ## Run 5 million steps: are throughput and sizes flat? ARGS="--steps 500000" for fewer
 	.venv/bin/python -m benchmarks.soak.run $(ARGS)

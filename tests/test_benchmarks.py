@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import workloads
+from benchmarks import slots, workloads
 from benchmarks.figures import Figure, Measure, Most, Share, Spread, percentile
 from benchmarks.report import Limits, Report, number
 from benchmarks.run import Benchmark, parse
@@ -33,6 +33,16 @@ async def test_every_workload_runs_beside_its_limit(
     labels = [measure.label for workload in workloads.ALL.values() for measure in workload.measures.values()]
     assert [label for label in labels if f"\n| {label} | " not in shown] == []
     assert all(f"\n| {name} | " in shown for name in ("steps", "inserts", "bulk inserts"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux says what a process took of a core")
+@pytest.mark.parametrize("shape", [slots.Rows(), slots.Counter()], ids=lambda shape: shape.name)
+async def test_both_ways_to_count_slots_pass_all_instances(make_harness: MakeHarness, shape: slots.Shape) -> None:
+    h = await make_harness()
+
+    figure = await slots.measure(h.url, shape, 40, 8)
+
+    assert figure.pace > 0
 
 
 def test_a_workload_that_is_not_there_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
