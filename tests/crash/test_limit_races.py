@@ -38,10 +38,22 @@ async def admitted(session: Session, worker_id: int, *ids: int) -> list[int]:
     return [claim.id for claim in answer.claims]
 
 
+def unlock(*sessions: Session) -> None:
+    """Let them look without the limits' locks."""
+    for session in sessions:
+        for name, change in UNLOCKED:
+            session.change(name, change)
+
+
+async def two_that_need(race: Race, **options: Any) -> tuple[int, int]:
+    first, second = [(await race.harness.engine.start(Plain, {}, **options)).id for _ in range(2)]
+    return first, second
+
+
 async def holder_and_behind(race: Race, session: Session, **options: Any) -> tuple[Claim, int, int]:
     """The claim that holds the only slot, the row that finds none, and a worker."""
     options = options or {"concurrency_limit": "l"}
-    first, second = [(await race.harness.engine.start(Plain, {}, **options)).id for _ in range(2)]
+    first, second = await two_that_need(race, **options)
     worker_id = await race.worker(session)
     answer = await limits.admit(session, worker_id, "default", [first])  # type: ignore[arg-type]
     return answer.claims[0], second, worker_id
@@ -98,10 +110,9 @@ async def test_without_the_lock_the_row_would_wait_for_ever_and_only_the_reaper_
 ) -> None:
     holding, ending = await race.session(), await race.session()
     holder, behind, worker_id = await holder_and_behind(race, ending)
-    for session in (holding, ending):
-        for name, change in UNLOCKED:
-            session.change(name, change)
-        await session.begin()
+    unlock(holding, ending)
+    await holding.begin()
+    await ending.begin()
 
     if first == "hold":
         await admitted(holding, worker_id, behind)
@@ -117,9 +128,14 @@ async def test_without_the_lock_the_row_would_wait_for_ever_and_only_the_reaper_
     assert await race.row(behind, "status", "hold") == ("runnable", None)
 
 
-async def test_of_two_who_want_the_last_slot_the_second_waits_and_is_put_aside(race: Race) -> None:
+@pytest.mark.parametrize(
+    ("need", "hold"), [({"concurrency_limit": "l"}, "limit"), ({"rate_limit": "r"}, "rate")], ids=["slot", "token"]
+)
+async def test_of_two_who_want_the_last_one_the_second_waits_and_is_put_aside(
+    race: Race, need: dict[str, Any], hold: str
+) -> None:
     one, two = await race.session(), await race.session()
-    first, second = [(await race.harness.engine.start(Plain, {}, concurrency_limit="l")).id for _ in range(2)]
+    first, second = await two_that_need(race, **need)
     worker_id = await race.worker(one)
     await one.begin()
     assert await admitted(one, worker_id, first) == [first]
@@ -128,16 +144,14 @@ async def test_of_two_who_want_the_last_slot_the_second_waits_and_is_put_aside(r
     await one.commit()
 
     assert await waiting == []
-    assert await race.row(second, "hold") == ("limit",)
+    assert await race.row(second, "hold") == (hold,)
 
 
 async def test_without_the_lock_the_unique_index_still_refuses_the_second_slot(race: Race) -> None:
     one, two = await race.session(), await race.session()
-    first, second = [(await race.harness.engine.start(Plain, {}, concurrency_limit="l")).id for _ in range(2)]
+    first, second = await two_that_need(race, concurrency_limit="l")
     worker_id = await race.worker(one)
-    for session in (one, two):
-        for name, change in UNLOCKED:
-            session.change(name, change)
+    unlock(one, two)
     await one.begin()
     await admitted(one, worker_id, first)
 
@@ -149,28 +163,13 @@ async def test_without_the_lock_the_unique_index_still_refuses_the_second_slot(r
     assert await race.row(second, "status") == ("runnable",)
 
 
-async def test_of_two_who_want_the_last_token_one_gets_it(race: Race) -> None:
-    one, two = await race.session(), await race.session()
-    first, second = [(await race.harness.engine.start(Plain, {}, rate_limit="r")).id for _ in range(2)]
-    worker_id = await race.worker(one)
-    await one.begin()
-    assert await admitted(one, worker_id, first) == [first]
-
-    waiting = await race.blocked(two, admitted(two, worker_id, second))
-    await one.commit()
-
-    assert await waiting == []
-    assert await race.row(second, "hold") == ("rate",)
-
-
 async def test_without_the_lock_both_would_take_the_last_token(race: Race) -> None:
     one, two = await race.session(), await race.session()
-    first, second = [(await race.harness.engine.start(Plain, {}, rate_limit="r")).id for _ in range(2)]
+    first, second = await two_that_need(race, rate_limit="r")
     worker_id = await race.worker(one)
-    for session in (one, two):
-        for name, change in UNLOCKED:
-            session.change(name, change)
-        await session.begin()
+    unlock(one, two)
+    await one.begin()
+    await two.begin()
 
     assert await admitted(one, worker_id, first) == [first]
     over = await race.blocked(two, admitted(two, worker_id, second))

@@ -88,7 +88,7 @@ def test_who_is_denied_a_slot_takes_no_tokens() -> None:
 def test_whose_key_is_busy_takes_nothing_and_is_looked_at_again() -> None:
     decided = admit([row(1, "a", is_busy=True)], {"a": Gate(1, set())}, {})
 
-    assert (decided.admitted, decided.held, decided.left, decided.passed_on) == ([], [], 1, ["a"])
+    assert (decided.admitted, decided.held, decided.passed_on) == ([], [], ["a"])
 
 
 def test_who_can_never_fit_is_put_aside_with_the_reason_and_stands_in_nobodys_way() -> None:

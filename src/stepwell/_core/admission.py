@@ -77,7 +77,6 @@ class Admission:
 
     admitted: list[tuple[int, int | None]] = field(default_factory=list)
     held: list[tuple[int, Hold, str | None]] = field(default_factory=list)
-    left: int = 0  # rows that are not held, and may be looked at again
     passed_on: list[str] = field(default_factory=list)  # limits whose slot somebody could have had and did not take
 
 
@@ -89,8 +88,7 @@ def admit(
     for row in sorted(candidates, key=lambda candidate: candidate.urgency):
         slot = None
         if row.is_busy:
-            decided.left += 1
-            _pass_on(row, decided)
+            _pass_on(row, decided)  # it is left as it is, and looked at again
             continue
         if row.concurrency_limit is not None:
             gate = gates[row.concurrency_limit]
