@@ -69,5 +69,5 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "$(PYTHON) can not create virtualenvs; on Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
 	$(PYTHON) -m venv .venv
-	PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
+	PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
