@@ -1,12 +1,17 @@
 """Stepwell: a durable execution engine for Python on Postgres."""
 
+from stepwell._core.interactions import Completion, Interaction, InteractionStatus, Reply
 from stepwell._core.records import Child, Failure, Instance, Signal
 from stepwell._core.status import Hold, Status
 from stepwell.client import Handle
 from stepwell.context import Context
 from stepwell.engine import Engine
 from stepwell.errors import (
+    AwaitTimeout,
     Cancel,
+    CompletionConflict,
+    CompletionRefused,
+    CompletionTooLate,
     DatabaseError,
     DatabaseUnavailable,
     DatabaseUnreachable,
@@ -19,13 +24,16 @@ from stepwell.errors import (
     InsideLoop,
     InstanceCancelled,
     InstanceFailed,
+    InteractionClosed,
     InvalidConnection,
     InvalidDatabaseURL,
     InvalidInput,
     InvalidOutcome,
     InvalidPayload,
+    InvalidReply,
     InvalidResult,
     InvalidState,
+    InvalidToken,
     IsolationTooHigh,
     MissingExtra,
     NoDatabase,
@@ -41,21 +49,30 @@ from stepwell.errors import (
     StepTimeout,
     StepwellError,
     TransactionBroken,
+    Undeliverable,
+    UnknownInteraction,
     UnknownLimit,
     UnknownMachine,
     UnknownStep,
+    UnknownTransport,
 )
 from stepwell.events import Event
 from stepwell.job import Job, job
 from stepwell.limits import ConcurrencyLimit, RateLimit
 from stepwell.machine import Machine, step
-from stepwell.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
+from stepwell.outcomes import Ask, Await, Done, Next, Outcome, Retry, Spawn, Stop
 from stepwell.sync import SyncEngine, SyncHandle
 
 __all__ = [
+    "Ask",
     "Await",
+    "AwaitTimeout",
     "Cancel",
     "Child",
+    "Completion",
+    "CompletionConflict",
+    "CompletionRefused",
+    "CompletionTooLate",
     "ConcurrencyLimit",
     "Context",
     "DatabaseError",
@@ -77,13 +94,18 @@ __all__ = [
     "Instance",
     "InstanceCancelled",
     "InstanceFailed",
+    "Interaction",
+    "InteractionClosed",
+    "InteractionStatus",
     "InvalidConnection",
     "InvalidDatabaseURL",
     "InvalidInput",
     "InvalidOutcome",
     "InvalidPayload",
+    "InvalidReply",
     "InvalidResult",
     "InvalidState",
+    "InvalidToken",
     "IsolationTooHigh",
     "Job",
     "Machine",
@@ -97,6 +119,7 @@ __all__ = [
     "PayloadTooLarge",
     "RateLimit",
     "RefusedByDatabase",
+    "Reply",
     "Retry",
     "SchemaOutdated",
     "SchemaTooNew",
@@ -111,9 +134,12 @@ __all__ = [
     "SyncEngine",
     "SyncHandle",
     "TransactionBroken",
+    "Undeliverable",
+    "UnknownInteraction",
     "UnknownLimit",
     "UnknownMachine",
     "UnknownStep",
+    "UnknownTransport",
     "job",
     "step",
 ]

@@ -5,6 +5,7 @@
     │   ├── UnknownMachine             no such machine is registered here
     │   ├── UnknownStep                the machine has no such step
     │   ├── UnknownLimit               this engine declares no such limit
+    │   ├── UnknownTransport           this engine has no such transport
     │   ├── InvalidState               a state or arguments that do not fit their type
     │   ├── InvalidPayload             a value JSON or Postgres can not hold
     │   ├── PayloadTooLarge            a value over `max_payload`
@@ -30,6 +31,15 @@
     ├── NotFound (LookupError)         no instance with that id or key
     ├── NoTarget (LookupError)         a signal to nobody: unknown, ended, or a key nobody holds
     ├── Duplicate                      the key is occupied; `.id` is the occupant's
+    ├── CompletionRefused              an answer to a question that was not admitted; `.reason` says why in one word
+    │   ├── UnknownInteraction (LookupError)  no such question here, or it is another tenant's
+    │   ├── InvalidToken               a token that is missing, forged, foreign, or of a key that is gone
+    │   ├── CompletionConflict         it was answered before, and not with this
+    │   ├── InteractionClosed          it timed out, failed or was cancelled; `.status` says which
+    │   ├── CompletionTooLate          its deadline has passed
+    │   └── InvalidReply               the reply is not of the type that was asked for; the question stays open
+    ├── AwaitTimeout (TimeoutError)    a question was not answered in time, and was to fail its instance then
+    ├── Undeliverable                  raised by a transport: this question can never be sent
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
     ├── InvalidResult                  `Handle.result()` of a job whose stored result is not what it returns
@@ -95,6 +105,17 @@ class UnknownLimit(InvalidInput):
         super().__init__(field, f"no {kind} is called {limit!r}; declare it in Engine(limits=[…])"
                          f"{near or f' (declared: {listed})'}")
         self.limit = limit
+        self.known = tuple(known)
+
+
+class UnknownTransport(InvalidInput):
+    """A question over a transport that the engine does not have."""
+
+    def __init__(self, transport: str, known: Sequence[str]) -> None:
+        listed = ", ".join(known)
+        super().__init__("transport", f"no transport is called {transport!r}; pass it to Engine(transports=[…])"
+                         f"{_near_miss(transport, known) or f' (there are: {listed})'}")
+        self.transport = transport
         self.known = tuple(known)
 
 
@@ -248,6 +269,76 @@ class Duplicate(StepwellError):
                          "signal or wait for that one, or pass if_exists=\"return\"")
         self.key = key
         self.id = instance_id
+
+
+class CompletionRefused(StepwellError):
+    """An answer that was not admitted. Nothing has changed: neither the question nor its instance."""
+
+    reason = "refused"
+
+    def __init__(self, interaction: str | None, problem: str) -> None:
+        named = "no question" if interaction is None else f"question {interaction}"
+        super().__init__(f"{named}: {problem}")
+        self.interaction = interaction
+        self.problem = problem
+
+
+class UnknownInteraction(CompletionRefused, LookupError):
+    reason = "unknown"
+
+    def __init__(self, named: str) -> None:
+        super().__init__(None, f"nobody asked {named}, or another tenant did; it may also have been pruned")
+        self.named = named
+
+
+class InvalidToken(CompletionRefused):
+    reason = "token"
+
+
+class CompletionConflict(CompletionRefused):
+    reason = "conflict"
+
+    def __init__(self, interaction: str) -> None:
+        super().__init__(interaction, "was answered before, with another reply; the first one stands")
+
+
+class InteractionClosed(CompletionRefused):
+    reason = "closed"
+
+    def __init__(self, interaction: str, status: str) -> None:
+        super().__init__(interaction, f"is closed: {status.replace('_', ' ')}")
+        self.status = status
+
+
+class CompletionTooLate(CompletionRefused):
+    reason = "late"
+
+    def __init__(self, interaction: str) -> None:
+        super().__init__(interaction, "its deadline has passed")
+
+
+class InvalidReply(CompletionRefused):
+    reason = "type"
+
+    def __init__(self, interaction: str, field: str, problem: str) -> None:
+        super().__init__(interaction, f"{field}: {problem}; it stays open: send a reply of the type that was asked for")
+        self.field = field
+
+
+class AwaitTimeout(StepwellError, TimeoutError):
+    def __init__(self, machine: str, step: str, interaction: str) -> None:
+        super().__init__(f"question {interaction}, asked by step {step!r} of {machine}, was not answered in time")
+        self.machine = machine
+        self.step = step
+        self.interaction = interaction
+
+
+class Undeliverable(StepwellError):
+    """Raise it in a transport's `send` if trying again is of no use: the question fails."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
 
 
 class InstanceFailed(StepwellError):

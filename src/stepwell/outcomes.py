@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
@@ -140,6 +140,75 @@ class Spawn(msgspec.Struct, frozen=True):
     state: Any = UNSET
 
 
+OnTimeout: TypeAlias = Literal["wake", "fail"]
+"""What a question does whose time is over: wake its step with that status, or fail the instance."""
+
+
+class AskEach(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Ask.each(...)` gives: one question per item, and then on at `then` with `ctx.replies`, in item order."""
+
+    transport: str
+    items: Iterable[Any] | AsyncIterable[Any]
+    then: StepRef
+    reply: Any = Any
+    window: int = 200  # questions that are out and unanswered at a time, in the whole cluster
+    timeout: timedelta | None = None  # of each item, from the moment it may be sent
+    on_timeout: OnTimeout = "wake"
+    idempotency: Sequence[str] = ()
+    shared: bool = False
+    token: bool = False
+    assignee: str | None = None
+    group: str | None = None
+    state: Any = UNSET
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Ask the world, and park until it has answered or `timeout` passes; go on at `then` with `ctx.reply`.
+
+    `reply` is the type of the answer; one that does not fit it is refused, and the question stays open. A list as the
+    request is one question about many. `idempotency` names fields of the request that make the key under which the
+    other side may recognise a question it has seen; the key is this execution's own, unless it is `shared` on purpose.
+    With `token`, only who brings the signed token may answer. Consumes what was handed.
+    """
+
+    transport: str
+    request: Any
+    then: StepRef
+    reply: Any = Any
+    timeout: timedelta | None = None
+    on_timeout: OnTimeout = "wake"
+    idempotency: Sequence[str] = ()
+    shared: bool = False
+    token: bool = False
+    assignee: str | None = None
+    group: str | None = None
+    state: Any = UNSET
+
+    @staticmethod
+    def each(
+        transport: str,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        then: StepRef,
+        reply: Any = Any,
+        window: int = 200,
+        timeout: timedelta | None = None,
+        on_timeout: OnTimeout = "wake",
+        idempotency: Sequence[str] = (),
+        shared: bool = False,
+        token: bool = False,
+        assignee: str | None = None,
+        group: str | None = None,
+        state: Any = UNSET,
+    ) -> AskEach:
+        """One question per item, at most `window` of them unanswered at a time; no items: on at once."""
+        return AskEach(
+            transport=transport, items=items, then=then, reply=reply, window=window, timeout=timeout,
+            on_timeout=on_timeout, idempotency=idempotency, shared=shared, token=token, assignee=assignee, group=group,
+            state=state,
+        )  # fmt: skip
+
+
 class Done(msgspec.Struct, frozen=True):
     """The end: the instance is done, with a result."""
 
@@ -154,4 +223,4 @@ class Stop(msgspec.Struct, frozen=True):
     state: Any = UNSET
 
 
-Outcome: TypeAlias = Next | Retry | Await | Spawn | Done | Stop
+Outcome: TypeAlias = Next | Retry | Await | Spawn | Ask | AskEach | Done | Stop

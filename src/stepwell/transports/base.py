@@ -1,0 +1,44 @@
+"""What a transport is: a name, a way to send, and perhaps a stream of answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from stepwell._core.interactions import Answer, Completion, Dispatch
+
+Admit: TypeAlias = Callable[[Answer], Awaitable[Completion]]
+"""Bring an answer in. A CompletionRefused says for good that it is not taken; any other error: try again later."""
+
+FIRST_BACKOFF = timedelta(seconds=1)
+LONGEST_BACKOFF = timedelta(minutes=5)
+
+
+class Transport(ABC):
+    """A way out. One object serves a whole engine; a worker opens it, sends over it and closes it.
+
+    Sending is at least once: after a crash the same question is sent again, with the same ids.
+    """
+
+    name: str
+    sends: bool = True  # False: nothing goes out, somebody looks for it
+    max_in_flight: int = 50  # sendings at a time, in one worker
+
+    async def open(self) -> None:  # noqa: B027 - many have nothing to connect to
+        """Connect. Called by a worker before anything is sent; once more after `close`."""
+
+    async def close(self) -> None:  # noqa: B027 - the same
+        """Let go of connections."""
+
+    @abstractmethod
+    async def send(self, dispatch: Dispatch, /) -> Mapping[str, Any] | None:
+        """Send one question; returns facts to keep with it. Undeliverable fails it, other errors are tried again."""
+
+    async def receive(self, admit: Admit, /) -> None:  # noqa: B027 - answers to many come through other doors
+        """Bring answers in until cancelled, each acknowledged after it was admitted. Without a stream: return."""
+
+    def backoff(self, attempt: int, /) -> timedelta:
+        """How long to wait before the next try, after so many (from 1)."""
+        return min(FIRST_BACKOFF * (1 << min(attempt - 1, 20)), LONGEST_BACKOFF)
