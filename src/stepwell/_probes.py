@@ -11,13 +11,18 @@ Hook = Callable[[dict[str, Any]], Awaitable[None] | None]
 POINTS = (
     "claimer.before_claim",
     "claimer.claimed",  # the claim is committed and in hand, nothing has begun
+    "dispatcher.claimed",  # questions are taken, nothing is sent
+    "dispatcher.sent",  # one is sent, nobody knows it yet
+    "dispatcher.recorded",  # that they are sent is noted
     "executor.begun",  # the beginning is noted, the step has not run
     "executor.returned",  # the step has run, its outcome is on no way yet
+    "filler.appended",  # a chunk of questions is durable
     "flusher.before_commit",
     "flusher.committed",  # the commit is durable, nobody has been told
     "heartbeat.beaten",
     "pruner.pruned",
     "reaper.reaped",
+    "reconciler.looked",
     "sharer.moved",
     "timers.ticked",
     "transactions.begun",  # the transaction is open and marked, the step has not run

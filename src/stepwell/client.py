@@ -14,6 +14,7 @@ from stepwell._core.faults import Contention
 from stepwell._core.ranges import check_key, check_target, check_tenant
 from stepwell._core.records import Instance
 from stepwell._core.registry import Definition, Registry
+from stepwell._core.tokens import TokenKeys
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.notifier import Notifier
 from stepwell._store import doors, instances, signals
@@ -22,8 +23,10 @@ from stepwell._store.database import Database
 from stepwell._store.instances import Started
 from stepwell._store.retries import MOST_TRIES, retried
 from stepwell._store.signals import NewSignal
+from stepwell.completing import Completing
 from stepwell.config import Settings
 from stepwell.errors import Duplicate, InvalidInput, NoTarget
+from stepwell.interactions import Interactions
 from stepwell.limiting import Limiting
 from stepwell.operating import Operating
 from stepwell.outcomes import Result_co
@@ -38,13 +41,16 @@ class Client:
     """What `Engine` offers to those who start and signal instances."""
 
     def __init__(
-        self, database: Database, registry: Registry, notifier: Notifier, emitter: Emitter, settings: Settings
-    ) -> None:
+        self, database: Database, registry: Registry, notifier: Notifier, emitter: Emitter, settings: Settings,
+        token_keys: TokenKeys,
+    ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._notifier = notifier
         self._emitter = emitter
         self._settings = settings
+        self.completing = Completing(database, registry, notifier, settings, token_keys)
+        self.interactions = Interactions(database, settings.tenant, token_keys)
         self._starting = Starting(database, registry, notifier, emitter, settings)
         self.waiting = Waiting(database, notifier, settings.tenant)
         self.limiting = Limiting(database, notifier)

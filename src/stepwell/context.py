@@ -28,8 +28,14 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True, eq=False):
     inbox: tuple[Any, ...] = ()
     awaited: tuple[Any, ...] = ()
     children: tuple[Any, ...] = ()
+    replies: tuple[Any, ...] = ()
     _connection: Any = None
     _in_handle: bool = False
+
+    @property
+    def reply(self) -> Any:
+        """How the question ended that this step goes on by; None if there was none. Of several: `replies`."""
+        return self.replies[0] if len(self.replies) == 1 else None
 
     @property
     def connection(self) -> Any:

@@ -11,8 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from stepwell import embedded, schema
+from stepwell._core.interactions import Answer, Completion
 from stepwell._core.records import Instance
 from stepwell._core.registry import Registry
+from stepwell._core.tokens import TokenKeys
+from stepwell._runtime.asking import World
 from stepwell._runtime.caller import Around
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.hooks import Hooks
@@ -24,12 +27,15 @@ from stepwell.config import Settings, load_settings
 from stepwell.errors import DefinitionError, Duplicate, EngineClosed, NoDatabase, NoTarget
 from stepwell.events import Callback, Events, Hooked
 from stepwell.insights import Insights
+from stepwell.interactions import Interactions
 from stepwell.job import Job
 from stepwell.limiting import Limiting
 from stepwell.limits import Limit, LimitRef
 from stepwell.machine import Machine
 from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
 from stepwell.queues import Queues
+from stepwell.transports import Transport
+from stepwell.transports.inbox import with_inbox
 from stepwell.waiting import Until
 
 if TYPE_CHECKING:
@@ -51,12 +57,16 @@ class Engine:
         *,
         machines: Iterable[Any] = (),
         limits: Iterable[Limit] = (),
+        transports: Iterable[Transport] = (),
+        token_keys: Mapping[str, str | bytes] | str | None = None,
         resources: Resources | object | None = None,
         around_sync_steps: Around | None = None,
         **settings: Any,
     ) -> None:
         self.settings = load_settings(settings)
-        self._registry = Registry(machines, limits)
+        self._transports = with_inbox(transports)
+        self._token_keys = TokenKeys.read(token_keys or os.environ.get("STEPWELL_TOKEN_KEYS") or None)
+        self._registry = Registry(machines, limits, self._transports, has_token_keys=not self._token_keys.is_empty)
         self._resources = resources
         if around_sync_steps is not None and not callable(around_sync_steps):
             raise DefinitionError(f"around_sync_steps: expected a function that gives a context manager, "
@@ -204,6 +214,25 @@ class Engine:
         """Signal the instance that holds the key, or start one and signal that; one of both, in one transaction."""
         return await self._doors.signal_or_start(machine, state, key, signal, payload, dedup_key, tenant)
 
+    async def complete(
+        self,
+        *,
+        reply: Any,
+        interaction: str | None = None,
+        correlation: str | None = None,
+        token: str | None = None,
+        actor: str | None = None,
+        tenant: str | None = None,
+    ) -> Completion:
+        """Answer a question, named by its id, its correlation or its token; its instance goes on when this returns.
+
+        The same answer again is a duplicate. What is not taken raises one of CompletionRefused, and changes nothing.
+        """
+        answer = Answer(
+            reply=reply, interaction=interaction, correlation=correlation, token=token, actor=actor, tenant=tenant
+        )
+        return await self._doors.completing.complete(answer)
+
     async def cancel(
         self,
         target: int | str,
@@ -294,6 +323,11 @@ class Engine:
         return Insights(self._opened)
 
     @property
+    def interactions(self) -> Interactions:
+        """Questions to the world: what is open, one of them, its token."""
+        return self._doors.interactions
+
+    @property
     def limits(self) -> Limiting:
         """The limits at run time: look at them, change them, reset them."""
         return self._doors.limiting
@@ -340,6 +374,10 @@ class Engine:
             yield kind(
                 database=database, registry=self._registry, notifier=notifier, emitter=self._emitter,
                 settings=settings, resources=resources, around_sync_steps=self._around_sync_steps,
+                world=World(
+                    tuple(self._transports.values()), self._token_keys, self._doors.completing.complete,
+                    self._doors.completing.settled,
+                ),
             )  # fmt: skip
 
     def _entered_resources(self) -> AbstractAsyncContextManager[Any]:
@@ -375,7 +413,9 @@ class Engine:
             await stack.aclose()
             raise
         self._open, self._database, self._notifier = stack, database, notifier
-        self._client = Client(database, self._registry, notifier, self._emitter, self.settings)
+        self._client = Client(
+            database, self._registry, notifier, self._emitter, self.settings, self._token_keys
+        )
 
     def _twin(self) -> Engine:
         """The same engine, not open: for another event loop."""

@@ -82,15 +82,19 @@ class Operating:
         if instance.status is Status.DONE:
             raise InvalidInput("target", f"instance {instance.id} is done; restart it at a step instead")
         try:
-            queue = await operators.retry(
+            retried_ = await operators.retry(
                 self._database, instance.id, reason=_words("reason", reason), by=_words("by", by)
             )
         except Conflict:
             raise await self._duplicate(instance) from None
-        if queue is not None:
-            self._notifier.announce_work(queue)
-            self._notifier.announce_due()  # what awaits again may have a deadline
-        return queue is not None
+        if retried_ is None:
+            return False
+        if retried_.queue is not None:
+            self._notifier.announce_work(retried_.queue)
+        for transport in retried_.transports:
+            self._notifier.announce_dispatch(transport)
+        self._notifier.announce_due()  # what awaits again may have a deadline
+        return True
 
     async def restart(
         self, target: int | str, step: StepRef, state: Any, reason: str | None, *, by: str | None, tenant: str | None

@@ -8,6 +8,7 @@ import msgspec
 
 from stepwell._core.entries import NewInstance
 from stepwell._core.needs import Needs
+from stepwell._core.questions import NewUnit
 from stepwell._core.records import Claim
 from stepwell._core.status import Hold, Status
 
@@ -40,12 +41,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     result: str | None = None
     error: str | None = None
     needs: Needs | None = None  # of limits, at the next step; None keeps what there is
+    asks: NewUnit | None = None  # what it parks at
+    has_filled: bool = False  # in this run, questions were appended to a unit
     goes_on: bool = False  # the row stays the claim's, if nothing has come for it: its next step runs at once
 
     @property
     def length(self) -> int:
         """Characters of what is wide in it."""
-        return len(self.state or "") + len(self.result or "") + len(self.error or "")
+        asked = 0 if self.asks is None or self.asks.question is None else len(self.asks.question.request)
+        return len(self.state or "") + len(self.result or "") + len(self.error or "") + asked
 
     @property
     def is_bare_next(self) -> bool:
@@ -54,7 +58,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             self.status is Status.RUNNABLE and not self.delay and self.hold is None and not self.keeps_awaits
             and self.queue is None and self.priority is None and not self.switches_key
             and self.claim.concurrency_key is None and self.children is None and not self.consumes
-            and self.needs is None and self.claim.needs is None
+            and self.needs is None and self.claim.needs is None and self.claim.unit_id is None
         )  # fmt: skip
 
     @property
@@ -83,7 +87,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         """
         return (
             self.claim.concurrency_key is None and self.joins is None and self.awaits is None
-            and self.children is None and not self.consumes
+            and self.children is None and not self.consumes and self.asks is None
+            and not self.claim.attempt and not self.has_filled  # else it may leave a unit behind that was being filled
             and (self.claim.needs is None or self.claim.needs.concurrency_limit is None)
         )  # fmt: skip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class InteractionStatus(StrEnum):
@@ -124,11 +126,16 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
             "itemIndex": self.index,
             "idempotencyKey": self.idempotency_key,
             "attempt": self.attempt,
-            "deadlineEpochMs": None if self.deadline is None else int(self.deadline.timestamp() * 1000),
+            "deadlineEpochMs": epoch_ms(self.deadline),
             "outputType": self.reply_type,
             "resumeToken": self.token,
             "requestPayload": self.request,
         }
+
+
+def epoch_ms(deadline: datetime | None) -> int | None:
+    """A deadline as the other side and tokens have it: whole milliseconds."""
+    return None if deadline is None else (deadline - _EPOCH) // timedelta(milliseconds=1)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

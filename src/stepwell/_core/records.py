@@ -34,6 +34,7 @@ class Claim(msgspec.Struct, frozen=True):
     round: int = 0
     priority: int = 0
     needs: Needs | None = None  # of limits; None for nearly every row
+    unit_id: int | None = None  # the await unit whose replies its step is handed
 
     @property
     def concurrency_limit(self) -> str | None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from stepwell._core.codec import NO_DEFAULT, StateType, arguments_type
 from stepwell._core.needs import Declared, Needs
 from stepwell._core.results import UNTYPED, ResultType, result_type
 from stepwell.context import Context
-from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep
+from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep, UnknownTransport
 from stepwell.job import STEP, Job
 from stepwell.limits import Limit
 from stepwell.machine import Machine, Step
@@ -54,11 +54,27 @@ class Definition:
             raise UnknownStep(self.name, name, list(self.steps)) from None
 
 
+class Sending(Protocol):
+    """What is known here of a transport: whether anything is sent."""
+
+    @property
+    def sends(self) -> bool: ...
+
+
 class Registry:
     """Definitions by name and version."""
 
-    def __init__(self, machines: Iterable[Any] = (), limits: Iterable[Limit] = ()) -> None:
+    def __init__(
+        self,
+        machines: Iterable[Any] = (),
+        limits: Iterable[Limit] = (),
+        transports: Mapping[str, Sending] | None = None,
+        *,
+        has_token_keys: bool = False,
+    ) -> None:
         self.limits = Declared(limits)
+        self.has_token_keys = has_token_keys
+        self._transports = transports or {}
         self._versions: dict[str, dict[int, Definition]] = {}
         if isinstance(machines, Job | type):
             raise DefinitionError(f"machines: expected a list, got {machines!r}; write machines=[…]")
@@ -96,6 +112,13 @@ class Registry:
     def is_transactional(self) -> bool:
         """Whether any step commits with its author's writes."""
         return any(step.transactional for definition in self.all() for step in definition.steps.values())
+
+    def transport(self, name: str) -> Sending:
+        """The transport of that name, or UnknownTransport with the near miss."""
+        try:
+            return self._transports[name]
+        except (KeyError, TypeError):
+            raise UnknownTransport(name, sorted(self._transports)) from None
 
     def find(self, name: str, version: int) -> Definition | None:
         """The definition that runs this version as it is."""

@@ -6,9 +6,12 @@ import inspect
 import traceback
 from typing import Any, assert_never
 
+from msgspec.structs import replace
+
 from stepwell._core.codec import check_size, encode_value
 from stepwell._core.commits import NOW, Commit
 from stepwell._core.entries import admit_many
+from stepwell._core.questions import Common, NewUnit, common, question
 from stepwell._core.ranges import check_concurrency_key, check_delay, check_key, check_priority, check_queue
 from stepwell._core.records import Claim
 from stepwell._core.registry import Definition, Registry
@@ -16,11 +19,11 @@ from stepwell._core.status import Hold, Status
 from stepwell.errors import InvalidOutcome
 from stepwell.job import exponential
 from stepwell.machine import step_name
-from stepwell.outcomes import Await, Done, Next, Retry, Spawn, StepRef, Stop, Unset
+from stepwell.outcomes import Ask, AskEach, Await, Done, Next, Retry, Spawn, StepRef, Stop, Unset
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 20_000
-_OUTCOMES = (Next, Retry, Await, Spawn, Done, Stop)
+_OUTCOMES = (Next, Retry, Await, Spawn, Ask, AskEach, Done, Stop)
 
 
 def transition(
@@ -55,18 +58,10 @@ def transition(
                 attempt=claim.attempt + 1, delay=check_delay("delay", outcome.delay), keeps_awaits=True, state=text,
                 error=None if error is None else failure_text(error),
             )  # fmt: skip
-        case Await():
-            return _await(outcome, claim, definition, text, awaited, registry or Registry())
-        case Spawn():
-            return _spawn(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
+        case Await() | Spawn() | Ask() | AskEach():
+            return _park(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
         case Done():
-            result = None if outcome.result is None else definition.result.encode(outcome.result)
-            if result is not None:
-                check_size(result, "result", max_payload)
-            return Commit(
-                claim=claim, status=Status.DONE, step=claim.step, version=definition.version,
-                attempt=claim.attempt, state=text, result=result,
-            )  # fmt: skip
+            return _done(outcome, claim, definition, text, max_payload)
         case Stop():
             return failed(claim, definition.version, outcome.reason, state=text)
         case _:
@@ -103,37 +98,8 @@ def _next(
     )
 
 
-def _await(
-    outcome: Await,
-    claim: Claim,
-    definition: Definition,
-    state: str | None,
-    awaited: tuple[int, ...],
-    registry: Registry,
-) -> Commit:
-    if not outcome.names:
-        raise InvalidOutcome("names", "an await on nothing never ends; name at least one signal")
-    timeout = None if outcome.timeout is None else check_delay("timeout", outcome.timeout)
-    if timeout is not None and not timeout:
-        raise InvalidOutcome("timeout", "a timeout of zero waits for nothing; leave it out, or use Next")
-    step = _target(definition, "then", outcome.then)
-    return Commit(
-        claim=claim,
-        status=Status.AWAITING_SIGNAL,
-        step=step,
-        version=definition.version,
-        attempt=0,
-        awaits=tuple(dict.fromkeys(check_key("names", name) for name in outcome.names)),
-        timeout=timeout,
-        handed=awaited,
-        consumes=awaited if outcome.consume else (),
-        state=state,
-        needs=registry.limits.of_next(definition.needs.get(step), claim.needs),
-    )
-
-
-def _spawn(
-    outcome: Spawn,
+def _park(
+    outcome: Await | Spawn | Ask | AskEach,
     claim: Claim,
     definition: Definition,
     state: str | None,
@@ -141,19 +107,72 @@ def _spawn(
     registry: Registry,
     max_payload: int,
 ) -> Commit:
-    children = admit_many(registry, outcome.children, tenant=claim.tenant, max_payload=max_payload, field="children")
+    """What all parks have in common: on at `then`, once what it waits for has come."""
     step = _target(definition, "then", outcome.then)
-    return Commit(
+    parked = Commit(
         claim=claim,
-        status=Status.AWAITING_CHILDREN if children else Status.RUNNABLE,
+        status=Status.AWAITING_EXTERNAL,
         step=step,
         version=definition.version,
         attempt=0,
         consumes=awaited,
-        children=tuple(children),
         state=state,
         needs=registry.limits.of_next(definition.needs.get(step), claim.needs),
     )
+    match outcome:
+        case Await():
+            return _await(outcome, parked, awaited)
+        case Spawn():
+            return _spawn(outcome, parked, registry, max_payload)
+        case _:
+            return _ask(outcome, parked, registry, max_payload)
+
+
+def _await(outcome: Await, parked: Commit, awaited: tuple[int, ...]) -> Commit:
+    if not outcome.names:
+        raise InvalidOutcome("names", "an await on nothing never ends; name at least one signal")
+    timeout = None if outcome.timeout is None else check_delay("timeout", outcome.timeout)
+    if timeout is not None and not timeout:
+        raise InvalidOutcome("timeout", "a timeout of zero waits for nothing; leave it out, or use Next")
+    return replace(
+        parked,
+        status=Status.AWAITING_SIGNAL,
+        awaits=tuple(dict.fromkeys(check_key("names", name) for name in outcome.names)),
+        timeout=timeout,
+        handed=awaited,
+        consumes=awaited if outcome.consume else (),
+    )
+
+
+def _spawn(outcome: Spawn, parked: Commit, registry: Registry, max_payload: int) -> Commit:
+    children = admit_many(
+        registry, outcome.children, tenant=parked.claim.tenant, max_payload=max_payload, field="children"
+    )
+    status = Status.AWAITING_CHILDREN if children else Status.RUNNABLE
+    return replace(parked, status=status, children=tuple(children))
+
+
+def _ask(outcome: Ask | AskEach, parked: Commit, registry: Registry, max_payload: int) -> Commit:
+    """A park at a unit; that of an AskEach is filled by now."""
+    shared = common_of(outcome, parked.claim.step, registry)
+    asked = question(outcome.request, shared, max_payload) if isinstance(outcome, Ask) else None
+    return replace(parked, asks=NewUnit(shared, asked))
+
+
+def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
+    """What all questions of an ask have in common, as this engine can ask them."""
+    sends = registry.transport(outcome.transport).sends
+    return common(outcome, step, sends=sends, has_keys=registry.has_token_keys)
+
+
+def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None, max_payload: int) -> Commit:
+    result = None if outcome.result is None else definition.result.encode(outcome.result)
+    if result is not None:
+        check_size(result, "result", max_payload)
+    return Commit(
+        claim=claim, status=Status.DONE, step=claim.step, version=definition.version, attempt=claim.attempt,
+        state=state, result=result,
+    )  # fmt: skip
 
 
 def _target(definition: Definition, field: str, ref: StepRef) -> str:
@@ -213,11 +232,11 @@ def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_p
 
 def _no_outcome(value: object, step: str) -> str:
     if value is None:
-        return f"step {step!r} returned None; return Next, Retry, Await, Spawn, Done or Stop"
+        return f"step {step!r} returned None; return Next, Retry, Await, Spawn, Ask, Done or Stop"
     if isinstance(value, type):
         return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
     shown = type(value).__name__
-    return f"step {step!r} returned {shown}, which is no outcome; return Next, Retry, Await, Spawn, Done or Stop"
+    return f"step {step!r} returned {shown}, which is no outcome; return Next, Retry, Await, Spawn, Ask, Done or Stop"
 
 
 def _no_step(value: object) -> str:

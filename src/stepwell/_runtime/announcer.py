@@ -34,16 +34,25 @@ class Announcer:
                 self._expect_due(commit.delay.total_seconds() - flushed.took)
             elif commit.timeout is not None:
                 self._expect_due(commit.timeout.total_seconds() - flushed.took)
+            elif commit.asks is not None and commit.asks.common.timeout is not None:
+                self._expect_due(commit.asks.common.timeout.total_seconds() - flushed.took)
             if row.watched and row.status.is_settled:
                 self._notifier.announce_settled(row.id)
         for queue, count in wakes.items():
             self._notifier.announce_work(queue, count)
+        for transport in set(flushed.transports):
+            self._notifier.announce_dispatch(transport)
         self._emitter.committed(by_id, flushed)
 
     def landed(self, commit: Commit) -> None:
         """Say what the lost answer to a commit would have told."""
         if commit.delay or commit.timeout:
             self._expect_due((commit.timeout or commit.delay).total_seconds())
+        if commit.asks is not None:
+            if commit.asks.common.timeout is not None:
+                self._expect_due(commit.asks.common.timeout.total_seconds())
+            if commit.asks.common.sends:
+                self._notifier.announce_dispatch(commit.asks.common.transport)
         for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
             self._notifier.announce_work(queue)
         if commit.status.is_settled:

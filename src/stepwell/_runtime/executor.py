@@ -5,28 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import StoreFault
-from stepwell._core.records import Child, Claim, Signal
+from stepwell._core.records import Claim
 from stepwell._core.transition import failed, unfit
-from stepwell._runtime.caller import Around, Caller
+from stepwell._runtime.caller import Caller
+from stepwell._runtime.filler import Filler
 from stepwell._runtime.flusher import AT_ONCE, Flusher, Verdict
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.loading import Loaded, load
 from stepwell._runtime.runs import Read, Run, Surroundings, Unfit, prepare
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.transactions import Transactor
-from stepwell._store import children, signals, workers
+from stepwell._store import workers
 from stepwell._store.database import Database
-from stepwell._store.workers import Stored
-from stepwell.errors import InvalidPayload, RefusedByDatabase, StepwellError
+from stepwell.context import Context
+from stepwell.errors import RefusedByDatabase, StepwellError
+from stepwell.outcomes import AskEach
 
 T = TypeVar("T")
 
@@ -47,7 +50,8 @@ class Executor:
         transactor: Transactor | None,
         surroundings: Surroundings,
         run_ahead: int,
-        around_sync_steps: Around | None,
+        caller: Caller,
+        filler: Filler,
         on_room: Callable[[], None],
         on_lease_lost: Callable[[int], None],
     ) -> None:
@@ -68,7 +72,8 @@ class Executor:
         self._suspects: deque[Claim] = deque()  # they run one at a time
         self._suspect_runs = False
         self._refills: set[asyncio.Task[None]] = set()
-        self._caller = Caller(lanes.slots, around_sync_steps)
+        self._caller = caller
+        self._filler = filler
 
     @property
     def in_threads(self) -> int:
@@ -149,10 +154,10 @@ class Executor:
                 [claim.id for claim in ordinary],
             )  # fmt: skip
             try:
-                if any(claim.has_inbox or claim.round for claim in ordinary):
-                    states, loaded = await asyncio.gather(begin, self._load(ordinary))
+                if any(claim.has_inbox or claim.round or claim.unit_id for claim in ordinary):
+                    states, loaded = await asyncio.gather(begin, load(self._database, ordinary))
                 else:
-                    states, loaded = await begin, _Loaded()
+                    states, loaded = await begin, Loaded()
             except StoreFault:
                 self._give_up(ordinary)  # not in our hands any more: the heartbeat returns them within a beat
                 raise
@@ -166,17 +171,6 @@ class Executor:
                 if number and number % AT_ONCE == 0:
                     await asyncio.sleep(0)  # what was launched runs, and is committed while the others run
                 self._launch(claim, loaded.beside(claim.id, states[claim.id]))
-
-    async def _load(self, claims: list[Claim]) -> _Loaded:
-        """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
-        db, loaded = self._database, _Loaded()
-        receivers = [claim.id for claim in claims if claim.has_inbox]
-        loaded.inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, loaded.unreadable)
-        rounds = {claim.id: claim.round for claim in claims if claim.round}
-        loaded.families = await _isolating(
-            lambda ids: children.load(db, {i: rounds[i] for i in ids}), [*rounds], loaded.unreadable
-        )
-        return loaded
 
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""
@@ -251,8 +245,10 @@ class Executor:
             self._leave_slot(hand)
             await self._submit(hand, unfit(claim, str(reason)))
             return None
-        if run.misfit is not None:  # there is no state to run the step with
-            commit = await self._handled(hand, run, run.misfit)
+        if run.timed_out is not None:
+            commit = run.failure(run.timed_out)
+        elif run.obstacle is not None:  # there is no state, or no reply, to run the step with
+            commit = await self._handled(hand, run, run.obstacle)
         elif run.step.transactional:
             decided = await self._transact(hand, run)
             if decided is None:
@@ -301,17 +297,27 @@ class Executor:
 
     async def _attempt(self, hand: Hand, run: Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""
-        ctx = run.context()
+        ctx, outcome = run.context(), None
         self._tally.steps += 1
         try:
             step = run.step
             outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
-            return run.commit(outcome, ctx)
+            return await self._decided(run, outcome, ctx)
         except BaseException as error:
             if hand.abandoned:
                 raise
             _clear_cancellation(error)
-            return await self._handled(hand, run, error)
+            commit = await self._handled(hand, run, error)
+            return replace(commit, has_filled=True) if isinstance(outcome, AskEach) else commit
+
+    async def _decided(
+        self, run: Run, outcome: object, ctx: Context[Any], error: BaseException | None = None
+    ) -> Commit:
+        """The commit of an outcome; what an Ask.each asks is asked before it."""
+        if not isinstance(outcome, AskEach):
+            return run.commit(outcome, ctx, error)
+        commit = run.commit(await self._filler.fill(run, outcome), ctx, error, is_filled=True)
+        return replace(commit, has_filled=True)
 
     async def _transact(self, hand: Hand, run: Run) -> Commit | None:
         """Run the step with its outcome in one transaction; None if that has ended it, else what `handle` wants."""
@@ -333,7 +339,7 @@ class Executor:
         try:
             how = definition.handle_is_async
             outcome = await self._caller.call(run.claim, run.step, definition.handle, how, error, ctx)
-            return run.commit(outcome, ctx, error)
+            return await self._decided(run, outcome, ctx, error)
         except BaseException as second:
             if hand.abandoned:
                 raise
@@ -341,41 +347,6 @@ class Executor:
             if second is not error and second.__context__ is None:
                 second.__context__ = error
             return run.failure(second)
-
-
-class _Loaded:
-    """What steps are handed beside their states, by instance."""
-
-    __slots__ = ("families", "inboxes", "unreadable")
-
-    def __init__(self) -> None:
-        self.inboxes: dict[int, tuple[Signal, ...]] = {}
-        self.families: dict[int, tuple[Child, ...]] = {}
-        self.unreadable: dict[int, InvalidPayload] = {}
-
-    def beside(self, id_: int, stored: Stored) -> Read:
-        return Read(
-            stored.state, stored.unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
-            self.unreadable.get(id_),
-        )  # fmt: skip
-
-
-async def _isolating(
-    load: Callable[[list[int]], Awaitable[dict[int, T]]], ids: list[int], unreadable: dict[int, InvalidPayload]
-) -> dict[int, T]:
-    """What is stored for these instances; what can not be read leaves out its own instance only, and tells why."""
-    if not ids:
-        return {}
-    try:
-        return await load(ids)
-    except InvalidPayload as error:
-        if len(ids) == 1:
-            unreadable[ids[0]] = error
-            return {}
-    found: dict[int, T] = {}
-    for id_ in ids:
-        found |= await _isolating(load, [id_], unreadable)
-    return found
 
 
 def _clear_cancellation(error: BaseException) -> None:

@@ -19,7 +19,7 @@ SPACING = 0.002  # between two sendings: in a stream of starts, each would other
 PROBE_EVERY = 60.0
 PROBE_PATIENCE = 5.0
 
-Hear = Callable[[str], None]
+Hear = Callable[[str], object]
 
 
 class Notifier:
@@ -30,6 +30,7 @@ class Notifier:
             channel: [] for channel in (*notices.CHANNELS, notices.REVOKED_HERE)
         }
         self._takers: list[Callable[[str, int], bool]] = []
+        self._senders: list[Callable[[str], bool]] = []
         self._listener = _Listener(database, listener_dsn, self._deliver)
         self._sender = _Sender(database)
 
@@ -74,6 +75,17 @@ class Notifier:
         """Some row comes due later: let every worker look at the clock again."""
         self._deliver(notices.DUE, "")
         self._sender.send(notices.DUE, "")
+
+    def announce_dispatch(self, transport: str) -> None:
+        """Something is to be sent. Others are told unless a worker of this process sends it."""
+        took = [take(transport) for take in self._senders]
+        if not any(took):
+            self._sender.send(notices.DISPATCH, transport)
+
+    def send_by(self, take: Callable[[str], bool]) -> Callable[[], None]:
+        """Offer what is to be sent to a worker of this process; `take(transport)` says whether it sends it."""
+        self._senders.append(take)
+        return lambda: self._senders.remove(take)
 
     def announce_queues(self) -> None:
         """A queue was paused or resumed: let every worker look which may be claimed from."""
@@ -163,7 +175,7 @@ class _Listener(Service):
         self._connection = await self._stack.enter_async_context(
             self._database.listening(self._dsn, notices.CHANNELS, self._hear, self._lost)
         )
-        for channel in (notices.WORK, notices.DUE, notices.SETTLED):
+        for channel in (notices.WORK, notices.DUE, notices.SETTLED, notices.DISPATCH):
             self._deliver(channel, "")  # something may have been missed: everybody look
 
     async def _probe(self) -> bool:

@@ -9,12 +9,16 @@ from msgspec.structs import replace
 
 from stepwell._core.codec import decode_value
 from stepwell._core.commits import Commit
+from stepwell._core.interactions import InteractionStatus, Reply
 from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
+from stepwell._core.replies import find_type
 from stepwell._core.transition import failed, transition
+from stepwell._store.units import StoredUnit
 from stepwell.context import Context
-from stepwell.errors import InvalidInput, InvalidPayload, InvalidState, StepwellError
+from stepwell.errors import AwaitTimeout, InvalidInput, InvalidOutcome, InvalidPayload, InvalidState, StepwellError
 from stepwell.machine import Step, step_name
+from stepwell.outcomes import AskEach
 
 
 class Unfit(StepwellError):
@@ -28,6 +32,7 @@ class Read(msgspec.Struct, frozen=True):
     unchecked: bool = False  # the state came in by SQL, and has met no type yet
     inbox: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
+    unit: StoredUnit | None = None  # with the replies that its step goes on by
     unreadable: InvalidPayload | None = None  # a signal, or a child's state or result, that is no JSON for Python
 
 
@@ -55,6 +60,14 @@ class Run(msgspec.Struct, frozen=True):
     surroundings: Surroundings
     was_unchecked: bool = False
     misfit: InvalidInput | None = None  # why a state that came in by SQL is none; `handle` sees it as it came
+    replies: tuple[Reply, ...] = ()
+    wrong_reply: InvalidInput | None = None  # why a reply that came in by SQL is none of its type
+    timed_out: AwaitTimeout | None = None  # its time is over, and the instance was to fail then
+
+    @property
+    def obstacle(self) -> InvalidInput | None:
+        """Why the step can not run; it goes to `handle`."""
+        return self.misfit or self.wrong_reply
 
     def context(self, connection: Any = None) -> Context[Any]:
         """What the step is handed; once, as it may change the state."""
@@ -71,12 +84,17 @@ class Run(msgspec.Struct, frozen=True):
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
             step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
             state=state, resources=self.surroundings.resources,
-            inbox=self.inbox, awaited=self.awaited, children=self.children, _connection=connection,
-            _in_handle=in_handle,
+            inbox=self.inbox, awaited=self.awaited, children=self.children, replies=self.replies,
+            _connection=connection, _in_handle=in_handle,
         )  # fmt: skip
 
-    def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
-        """The commit of an outcome; `error` is what `handle` saw."""
+    def commit(
+        self, outcome: object, ctx: Context[Any], error: BaseException | None = None, *, is_filled: bool = False
+    ) -> Commit:
+        """The commit of an outcome; `error` is what `handle` saw, `is_filled`: what an Ask.each asks was asked."""
+        if isinstance(outcome, AskEach) and not is_filled:
+            raise InvalidOutcome("outcome", "a transactional step can not Ask.each: each chunk of items has a transaction of its "
+                                 "own; go on at a plain step that asks")
         commit = transition(
             outcome, claim=self.claim, definition=self.definition, state=ctx.state, mark=self.mark,
             max_payload=self.surroundings.max_payload, error=error,
@@ -120,10 +138,34 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
     mark = None if is_foreign or definition.is_job else definition.state.mark(state)
     awaited = tuple([signal for signal in read.inbox if signal.name in claim.awaits]) if read.inbox else ()
-    return Run(
+    run = Run(
         claim, definition, step, loaded, state, mark, is_foreign, read.inbox, awaited, read.children, surroundings,
         read.unchecked, misfit,
     )  # fmt: skip
+    return run if read.unit is None else _answered(run, read.unit)
+
+
+def _answered(run: Run, unit: StoredUnit) -> Run:
+    """The run with the replies of the unit that it goes on by, as its type reads them."""
+    if unit.status == "timed_out" and unit.on_timeout == "fail":
+        late = next((reply.id for reply in unit.replies if reply.status is InteractionStatus.TIMED_OUT), "")
+        return replace(run, timed_out=AwaitTimeout(run.definition.name, unit.step, late))
+    kind = find_type(unit.reference, type(run.definition.owner).__module__)
+    if kind is None:
+        raise Unfit(f"the type of its replies, {unit.reference}, is not in this process; import it beside the machine")
+    replies: list[Reply] = []
+    wrong: InvalidInput | None = None
+    for stored in unit.replies:
+        value = None
+        try:
+            value = None if stored.reply is None else kind.decode(stored.reply)
+        except InvalidInput as error:
+            wrong = wrong or error
+        index = None if unit.is_one else stored.item
+        replies.append(
+            Reply(stored.status, stored.id, value, stored.actor, stored.finished_at, index, stored.error)
+        )
+    return replace(run, replies=tuple(replies), wrong_reply=wrong)
 
 
 def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:

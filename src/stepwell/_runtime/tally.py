@@ -17,3 +17,5 @@ class Tally:
     reaped: int = 0  # rows taken from dead workers
     strays: int = 0  # claims whose answer was lost, returned by the heartbeat
     leases_lost: int = 0
+    sent_again: int = 0  # questions whose sender was gone
+    reconciled: int = 0  # questions that were not as they should be

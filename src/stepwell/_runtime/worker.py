@@ -13,10 +13,12 @@ from stepwell._core.faults import StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
 from stepwell._runtime.announcer import Announcer
-from stepwell._runtime.caller import Around
+from stepwell._runtime.asking import Asking, World
+from stepwell._runtime.caller import Around, Caller
 from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.executor import Executor
+from stepwell._runtime.filler import Filler
 from stepwell._runtime.flusher import Flusher, is_ours
 from stepwell._runtime.hands import Hands
 from stepwell._runtime.heartbeat import Heartbeat
@@ -50,6 +52,7 @@ class Worker:
         emitter: Emitter,
         settings: Settings,
         resources: Any,
+        world: World,
         around_sync_steps: Around | None = None,
     ) -> None:
         self.tally = Tally()
@@ -66,23 +69,30 @@ class Worker:
         self._doubts: asyncio.Task[None] | None = None
         self._subscriptions = AsyncExitStack()
         self._is_stopping = False
-        self._build(resources, around_sync_steps)
+        self._build(resources, world, around_sync_steps)
 
-    def _build(self, resources: Any, around_sync_steps: Around | None) -> None:
+    def _build(self, resources: Any, world: World, around_sync_steps: Around | None) -> None:
         settings = self._settings
+        self._asking = Asking(
+            world, database=self._database, lease=self._lease, tally=self.tally, every=settings.reap,
+            expect_due=lambda seconds: self._timers.expect(seconds),  # noqa: PLW0108 - they are made later
+        )  # fmt: skip
         self._sharer = Sharer(database=self._database, notifier=self._notifier, lanes=self._lanes)
         self._timers = Timers(
             database=self._database, notifier=self._notifier, lanes=self._lanes, wake_claimer=self._wake_claimer,
-            give_back=self._give_back, wake_sharer=self._sharer.wake, poll=settings.poll, max_poll=settings.max_poll,
+            give_back=self._give_back, wake_sharer=self._sharer.wake, transports=self._asking.wakes,
+            settled=world.settled, poll=settings.poll, max_poll=settings.max_poll,
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
+        caller = Caller(self._lanes.slots, around_sync_steps)
         self._executor = Executor(
             database=self._database, flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally,
             transactor=self._transactor,
             surroundings=Surroundings(self._registry, settings.max_payload, resources), run_ahead=settings.run_ahead,
-            around_sync_steps=around_sync_steps, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
+            caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
+            on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         limiter = Limiter(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
@@ -150,6 +160,7 @@ class Worker:
         self._timers.start()
         self._reaper.start()
         self._pruner.start()
+        self._asking.start()
         await self._free_held()
         for queue in let_go:
             self._notifier.announce_work(queue)
@@ -167,6 +178,7 @@ class Worker:
         await self._sharer.stop()
         await self._reaper.stop()
         await self._pruner.stop()
+        await self._asking.stop(self._settings.drain_timeout.total_seconds())
         await self._release(self._executor.unbegun())
         left = await self._executor.drain(self._settings.drain_timeout.total_seconds())
         if left:
@@ -215,7 +227,9 @@ class Worker:
         self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED, self._doubt_revoked))
         self._subscriptions.callback(self._notifier.subscribe(notices.REVOKED_HERE, self._stop_revoked))
         self._subscriptions.callback(self._notifier.subscribe(notices.IDLE, lambda _: self._reaper.wake()))
+        self._subscriptions.callback(self._notifier.subscribe(notices.DISPATCH, self._asking.take))
         self._subscriptions.callback(self._notifier.offer_to(self._take_offer))
+        self._subscriptions.callback(self._notifier.send_by(self._asking.take))
 
     def _hear_work(self, queue: str) -> None:
         """A notice of work; an empty one says that some may have been missed."""

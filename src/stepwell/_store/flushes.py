@@ -10,9 +10,10 @@ from time import perf_counter
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.status import Status
-from stepwell._store import children, instances, keys, limits, signals
+from stepwell._store import children, instances, keys, limits, signals, units
 from stepwell._store.database import Database, Session
 from stepwell._store.instances import Committed, Started
+from stepwell._store.units import Resolved
 
 Spawned = tuple[Commit, int, NewInstance]
 """The commit of a spawn, the index of a child, and the child."""
@@ -27,6 +28,7 @@ class Flushed:
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
+    transports: list[str] = field(default_factory=list)  # with something to send
     took: float = 0.0  # seconds from its sending to its answer: delays began in this time
 
 
@@ -60,6 +62,7 @@ async def write(session: Session, commits: Sequence[Commit]) -> Flushed:
     landed = [commit for commit in ready if commit.claim.id in rows]
     await _use_signals(session, landed, rows, flushed)
     await _spawn(session, [c for c in landed if c.children], rows, flushed)
+    await _ask(session, landed, rows, flushed)
     ends = [(row.joins, row.parent_round or 0) for row in flushed.committed if row.joins is not None]
     if ends:
         flushed.freed_queues += await children.join(session, ends)
@@ -98,6 +101,29 @@ async def _use_signals(
     if parked:
         woken = await signals.recheck(session, parked)
         flushed.freed_queues += [queue for _, queue in woken]
+
+
+async def _ask(session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed) -> None:
+    """Open what was asked, close what is abandoned, and let go who has its answers already."""
+    if abandoned := [row.id for row in rows.values() if row.abandons]:
+        await units.close(session, abandoned)
+    opened: list[tuple[Commit, int]] = []
+    filled: list[Resolved] = []
+    for commit in landed:
+        unit_id = rows[commit.claim.id].unit_id
+        if commit.asks is None or unit_id is None:
+            continue
+        if commit.asks.question is None:
+            filled.append(Resolved(unit_id, 0, 0, is_filled=True))
+        else:
+            opened.append((commit, unit_id))
+            if commit.asks.common.sends:
+                flushed.transports.append(commit.asks.common.transport)
+    if opened:
+        await units.open_(session, opened)
+    if filled:
+        settled = await units.settle(session, filled)
+        flushed.freed_queues += settled.queues
 
 
 async def _spawn(session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed) -> None:

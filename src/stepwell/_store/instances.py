@@ -16,7 +16,7 @@ from stepwell._core.entries import NewInstance
 from stepwell._core.needs import needs_text
 from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
-from stepwell._store import children, keys, limits
+from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
 from stepwell._store.wire import encode_commits
@@ -69,6 +69,8 @@ class Committed(msgspec.Struct, frozen=True):
     round: int
     joins: int | None  # the parent at which this end is to be counted
     parent_round: int | None
+    unit_id: int | None = None  # the await unit it points to
+    abandons: bool = False  # it was filling a unit, and does not go on with that
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Tick:
     paused: list[str]
     fair: list[str]
     misplaced: list[str]  # queues with rows to be brought over
+    has_late: bool  # the time of a question is over
+    to_send: list[str]  # transports with something to send
     next_due: float | None  # seconds
 
 
@@ -211,12 +215,13 @@ def read_claims(rows: Sequence[Row], worker_id: int, queue: str) -> Claimed:
     claimed_at: Any = next((row["claimed_at"] for row in rows if row["claimed_at"] is not None), None)
     for (
         verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, _,
-        has_inbox, awaits, parent_id, round_, priority,
+        has_inbox, awaits, parent_id, round_, priority, unit_id,
     ) in rows:  # fmt: skip
         if verdict == "claimed":
             claims.append(
                 Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, business_key, key,
-                      queue, claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority)
+                      queue, claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None,
+                      unit_id)
             )  # fmt: skip
         else:
             losers[verdict].append(Contender(id_, f"{machine}@{version}", key))
@@ -240,8 +245,8 @@ async def verify(db: Queryable, ids: Sequence[int]) -> dict[int, Trace]:
     return {id_: Trace(fence, worker, Status(status)) for id_, fence, worker, status in rows}
 
 
-async def tick(db: Queryable, queues: Sequence[str]) -> Tick:
-    [row] = await db.fetch("instances/tick", queues)
+async def tick(db: Queryable, queues: Sequence[str], transports: Sequence[str] = ()) -> Tick:
+    [row] = await db.fetch("instances/tick", queues, transports)
     return Tick(**row)
 
 
@@ -286,6 +291,8 @@ async def reap(db: Database, lost: Sequence[Carried], max_crashes: int) -> tuple
         freed = await children.join(session, ends) if ends else []
         freed += await keys.free(session, held) if held else []
         freed += await limits.free(session, limits.named(rows))
+        if failed := [row["id"] for row in rows if row["status"] == Status.FAILED]:
+            await units.close(session, failed)
     return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _, _ in rows], freed
 
 

@@ -104,6 +104,7 @@ def _claim(row: Row, worker_id: int, queue: str) -> Claim:
         concurrency_key=row["concurrency_key"], queue=queue, claimed_at=row["claimed_at"], has_inbox=row["has_inbox"],
         awaits=tuple(row["awaits"] or ()), parent_id=row["parent_id"], round=row["round"], priority=row["priority"],
         needs=Needs(row["concurrency_limit"], row["own_limit"], row["rate_limit"], row["weight"]),
+        unit_id=row["await_unit_id"],
     )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ SETTLED = "stepwell_settled"  # payload: the id of a watched instance that came 
 REVOKED = "stepwell_revoked"  # payload: id and new fence of an executing instance that was taken from its worker
 QUEUES = "stepwell_queues"  # payload: empty; a queue was paused or resumed
 IDLE = "stepwell_idle"  # payload: empty; a caller's transaction ended the holder of a concurrency key
+DISPATCH = "stepwell_dispatch"  # payload: a transport with something to send
 PROBE = "stepwell_probe"  # payload: a word that the listener sends to itself
-CHANNELS = (WORK, DUE, SETTLED, REVOKED, QUEUES, IDLE, PROBE)
+CHANNELS = (WORK, DUE, SETTLED, REVOKED, QUEUES, IDLE, DISPATCH, PROBE)
 REVOKED_HERE = "revoked here"  # as REVOKED, said within this process, and so no hint but true
 
 LONGEST_NUMBER = 19  # digits of a bigint

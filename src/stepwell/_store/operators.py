@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwell._core.codec import encode_value
 from stepwell._core.needs import Needs
-from stepwell._store import children, keys, limits
+from stepwell._store import children, keys, limits, units
 from stepwell._store.database import Database, Session
 
 
@@ -39,9 +40,10 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
     ids = [id_ for id_, _, _ in found]
     held = [key for _, key, _ in found if key is not None]
     parents = [parent for _, _, parent in found if parent is not None]
-    await session.fetch("operators/lock", [*ids, *parents])
+    await lock(session, [*ids, *parents])
     error = encode_value({"type": "Cancelled", "message": reason, "traceback": None}, "reason")
     rows = await session.fetch("operators/cancel", ids, error, _note("cancel", by, reason))
+    await units.close(session, ids)
     ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
     queues = await children.join(session, ends) if ends else []
     if held:  # locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key
@@ -56,10 +58,30 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
     )
 
 
-async def retry(db: Database, instance_id: int, *, reason: str | None, by: str | None) -> str | None:
-    """Run a failed or cancelled instance again, or a waiting one now; returns its queue, None if nothing to retry."""
-    rows = await db.fetch("operators/retry", instance_id, _note("retry", by, reason))
-    return rows[0]["queue"] if rows else None
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What a retry did: the queue in which the instance may run, or the transports over which it asks again."""
+
+    queue: str | None
+    transports: list[str]
+
+
+async def retry(db: Database, instance_id: int, *, reason: str | None, by: str | None) -> Retried | None:
+    """Run a failed or cancelled instance again, or a waiting one now; None if there is nothing to retry.
+
+    One that ended at a question that nobody answered asks it again.
+    """
+    async with db.transaction() as session:
+        rows = await session.fetch("operators/retry", instance_id, _note("retry", by, reason))
+        if not rows:
+            return None
+        asks, transports = await units.reopen(session, instance_id)
+    return Retried(None if asks else rows[0]["queue"], transports)
+
+
+async def lock(session: Session, ids: Sequence[int]) -> None:
+    """Lock instances, parents and children together, waiting for whoever holds them."""
+    await session.fetch("operators/lock", ids)
 
 
 async def restart(
@@ -73,6 +95,7 @@ async def restart(
             needs.concurrency_limit, needs.rate_limit, needs.weight,
         )  # fmt: skip
         queues = [row["queue"] for row in rows]
+        await units.close(session, [instance_id])
         if key is not None:  # locked last, as in a cancel
             await keys.lock(session, [key])
             queues += await keys.free(session, [key])

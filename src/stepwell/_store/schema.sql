@@ -4,6 +4,33 @@
 
 create schema stepwell;
 
+CREATE OR REPLACE FUNCTION stepwell._array_problem(root jsonb, schema jsonb, value jsonb, path text)
+ RETURNS text
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+  first constant integer := coalesce(jsonb_array_length(schema -> 'prefixItems'), 0);
+  part record;
+  problem text;
+begin
+  if jsonb_array_length(value) < (schema ->> 'minItems')::integer then
+    return format('%s: has %s items, at least %s are expected', path, jsonb_array_length(value), schema ->> 'minItems');
+  elsif jsonb_array_length(value) > (schema ->> 'maxItems')::integer then
+    return format('%s: has %s items, at most %s are allowed', path, jsonb_array_length(value), schema ->> 'maxItems');
+  end if;
+  for part in select a.value, a.place - 1 as index from jsonb_array_elements(value) with ordinality a(value, place) loop
+    problem := stepwell._schema_problem(
+      root, case when part.index < first then schema -> 'prefixItems' -> part.index::integer else schema -> 'items' end,
+      part.value, format('%s[%s]', path, part.index));
+    if problem is not null then
+      return problem;
+    end if;
+  end loop;
+  return null;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._check_isolation()
  RETURNS void
  LANGUAGE plpgsql
@@ -78,6 +105,14 @@ select id, queue
 from counted
 where status = 'runnable' and hold is null and children_pending = 0;
 end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._correlation(tenant text, instance bigint, visit integer, item integer, key text)
+ RETURNS uuid
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$
+select encode(substr(sha256(convert_to(concat_ws(E'\x1f', tenant, instance, visit, item, key), 'UTF8')), 1, 16), 'hex')::uuid
 $function$;
 
 CREATE OR REPLACE FUNCTION stepwell._instances_find_buried(bigint[])
@@ -212,6 +247,83 @@ where d.id = any (array[g.id]);
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._interactions_admit(json)
+ RETURNS TABLE("position" integer, verdict text, problem text, status text, unit_id bigint, was_out boolean)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Judge answers to questions, and take those in that may be. They come as one JSON array; no question twice in it.
+-- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
+-- Keeps: the order of the checks (token, answered before, closed, too late, type); whatever is refused changes nothing.
+--   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
+-- Index: the primary keys. Locks: the questions that are answered.
+-- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
+--   question was out.
+with given as materialized (
+  select g.*
+  from json_to_recordset($1::json) as g(
+         position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
+), judged as materialized (
+  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status,
+         case
+           when g.token is not null then
+             case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
+                                                   floor(extract(epoch from q.deadline) * 1000)::bigint)
+                  then null else 'token' end
+           when g.seal is not null then case when g.seal = encode(q.seal, 'hex') then null else 'token' end
+           when u.requires_token then 'token'
+         end as refusal,
+         case
+           when q.status = 'completed' then case when q.reply = g.reply then 'duplicate' else 'conflict' end
+           when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
+           when q.deadline <= stepwell.now() then 'late'
+         end as past,
+         case when g.is_checked then g.problem else stepwell._schema_problem(t.schema, t.schema, g.reply, 'reply') end
+           as problem
+  from given g
+  join stepwell.interactions q on q.id = any (array[g.id])
+  join stepwell.await_units u on u.id = any (array[q.unit_id])
+  join stepwell.reply_types t on t.id = any (array[u.reply_type])
+), admitted as (
+  update stepwell.interactions q
+  set status = 'completed', reply = j.reply, actor = j.actor, finished_at = stepwell.now(), error = null
+  from judged j
+  where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
+    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+)
+select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
+       j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out
+from judged j
+order by j.position;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._interactions_find(uuid[], uuid[], text[])
+ RETURNS TABLE("position" integer, id text, unit_id bigint, instance_id bigint, machine text, version integer, step text, type_id text, reference text)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Find questions, each by its id or by its correlation, within a tenant, before anything is locked.
+-- Index: the primary key, interactions_correlation. Locks: none.
+-- Returns: one row per question that is there: its place in the arrays, its ids, who asked, and the reply's type.
+select (g.place - 1)::integer as position, q.id::text as id, q.unit_id, q.instance_id, u.machine, u.version, u.step,
+       u.reply_type as type_id, t.reference::text as reference
+from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality as g(id, correlation, tenant, place)
+cross join lateral (
+  select i.* from stepwell.interactions i where i.id = g.id and i.tenant = g.tenant
+  union all
+  select i.* from stepwell.interactions i where g.id is null and i.tenant = g.tenant and i.correlation = g.correlation
+) q
+join stepwell.await_units u on u.id = any (array[q.unit_id])
+join stepwell.reply_types t on t.id = any (array[u.reply_type])
+order by g.place;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._json_problem(value jsonb)
  RETURNS text
  LANGUAGE sql
@@ -318,6 +430,53 @@ select case
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._number_problem(schema jsonb, value numeric, path text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+AS $function$
+select case
+  when value < (schema ->> 'minimum')::numeric then format('%s: expected at least %s', path, schema ->> 'minimum')
+  when value > (schema ->> 'maximum')::numeric then format('%s: expected at most %s', path, schema ->> 'maximum')
+  when value <= (schema ->> 'exclusiveMinimum')::numeric
+    then format('%s: expected more than %s', path, schema ->> 'exclusiveMinimum')
+  when value >= (schema ->> 'exclusiveMaximum')::numeric
+    then format('%s: expected less than %s', path, schema ->> 'exclusiveMaximum')
+  when value % nullif((schema ->> 'multipleOf')::numeric, 0) <> 0
+    then format('%s: expected a multiple of %s', path, schema ->> 'multipleOf')
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._object_problem(root jsonb, schema jsonb, value jsonb, path text)
+ RETURNS text
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+  part record;
+  problem text;
+begin
+  for part in select r.name from jsonb_array_elements_text(schema -> 'required') r(name) loop
+    if not value ? part.name then
+      return format('%s: required field %L is missing', path, part.name);
+    end if;
+  end loop;
+  for part in select e.key, e.value from jsonb_each(value) e loop
+    if schema -> 'properties' ? part.key then
+      problem := stepwell._schema_problem(root, schema -> 'properties' -> part.key, part.value, path || '.' || part.key);
+    elsif schema -> 'additionalProperties' = 'false' then
+      problem := format('%s: field %L is unknown', path, left(part.key, 100));
+    else
+      problem := stepwell._schema_problem(root, schema -> 'additionalProperties', part.value, path || '.' || part.key);
+    end if;
+    if problem is not null then
+      return problem;
+    end if;
+  end loop;
+  return null;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._operators_cancel(bigint[], text, text)
  RETURNS TABLE(id bigint, fence bigint, watched boolean, was_executing boolean, joins bigint, parent_round integer, concurrency_limit text)
  LANGUAGE plpgsql
@@ -339,6 +498,7 @@ with live as materialized (
   update stepwell.instances i
   set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
       worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
+      visit = i.visit + (i.filling_unit_id is not null)::integer, filling_unit_id = null,
       joined = i.joined or i.parent_id is not null
   from live l
   where i.id = l.id
@@ -418,6 +578,66 @@ CREATE OR REPLACE FUNCTION stepwell._refuse(code text, field text, problem text)
 AS $function$
 begin
   raise exception using errcode = code, message = field || ': ' || problem, column = field;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._schema_problem(root jsonb, schema jsonb, value jsonb, path text)
+ RETURNS text
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+  kind constant text := jsonb_typeof(value);
+  allowed jsonb;
+  part record;
+  problem text;
+begin
+  if schema is null or kind is null or schema = 'true' then
+    return null;
+  elsif schema = 'false' then
+    return path || ': is not allowed';
+  elsif schema ? '$ref' then
+    return stepwell._schema_problem(root, root #> string_to_array(ltrim(schema ->> '$ref', '#/'), '/'), value, path);
+  end if;
+
+  allowed := coalesce(schema -> 'anyOf', schema -> 'oneOf');
+  if allowed is not null then
+    for part in select a.value as one from jsonb_array_elements(allowed) a loop
+      problem := stepwell._schema_problem(root, part.one, value, path);
+      exit when problem is null;
+    end loop;
+    if problem is not null then
+      return case when jsonb_array_length(allowed) > 2 then path || ': is none of what is allowed' else problem end;
+    end if;
+  end if;
+  for part in select a.value as one from jsonb_array_elements(schema -> 'allOf') a loop
+    problem := stepwell._schema_problem(root, part.one, value, path);
+    if problem is not null then
+      return problem;
+    end if;
+  end loop;
+
+  if schema ? 'const' and schema -> 'const' <> value then
+    return format('%s: expected %s', path, schema -> 'const');
+  elsif schema ? 'enum' and not exists (select from jsonb_array_elements(schema -> 'enum') e where e.value = value) then
+    return format('%s: expected one of %s', path, left(schema ->> 'enum', 200));
+  end if;
+  if schema ? 'type' then
+    allowed := case jsonb_typeof(schema -> 'type') when 'array' then schema -> 'type'
+                                                   else jsonb_build_array(schema -> 'type') end;
+    if not (allowed ? kind or allowed ? 'integer' and kind = 'number' and (value #>> '{}')::numeric % 1 = 0) then
+      return format('%s: expected %s, got %s', path,
+                    (select string_agg(a, ' or ') from jsonb_array_elements_text(allowed) a), kind);
+    end if;
+  end if;
+
+  case kind
+    when 'object' then return stepwell._object_problem(root, schema, value, path);
+    when 'array' then return stepwell._array_problem(root, schema, value, path);
+    when 'string' then return stepwell._string_problem(schema, value #>> '{}', path);
+    when 'number' then return stepwell._number_problem(schema, (value #>> '{}')::numeric, path);
+    else return null;
+  end case;
 end
 $function$;
 
@@ -659,6 +879,141 @@ select case
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._string_problem(schema jsonb, value text, path text)
+ RETURNS text
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+  if char_length(value) < (schema ->> 'minLength')::integer then
+    return format('%s: has %s characters, at least %s are expected', path, char_length(value), schema ->> 'minLength');
+  elsif char_length(value) > (schema ->> 'maxLength')::integer then
+    return format('%s: has %s characters, at most %s are allowed', path, char_length(value), schema ->> 'maxLength');
+  end if;
+  case schema ->> 'format'
+    when 'date-time' then
+      perform value::timestamptz;
+      if value !~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d' then
+        return path || ': expected a date and time as ISO 8601 has it';
+      end if;
+    when 'date' then perform value::date;
+    when 'uuid' then perform value::uuid;
+    when 'decimal' then perform value::numeric;
+    else null;
+  end case;
+  return null;
+exception when data_exception then
+  return format('%s: expected %s', path, schema ->> 'format');
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._units_close(bigint[])
+ RETURNS TABLE(id bigint)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Close what instances still ask, because they have ended, or gone elsewhere. Run after they were locked.
+-- Keeps: a unit that has ended stays as it is; nothing stays open.
+-- Index: await_units_open, interactions_item. Locks: units, then interactions. Returns: the ids of closed units.
+with closed as (
+  update stepwell.await_units u
+  set status = 'cancelled', finished_at = stepwell.now()
+  where u.instance_id = any ($1::bigint[]) and u.status = 'waiting'
+  returning u.id
+), dropped as (
+  update stepwell.interactions q
+  set status = 'cancelled', finished_at = stepwell.now()
+  where q.unit_id = any (array(select c.id from closed c))
+    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+)
+select c.id from closed c;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._units_settle(bigint[], integer[], integer[], text[], boolean[])
+ RETURNS TABLE(queues text[], transports text[], next_deadline double precision)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Count what was resolved at its units; end units that have nothing open any more, or whose time is over; let the next
+-- items of a window out, and instances go on that waited for a unit.
+-- Run in a transaction that has locked the instances before its last statement: nobody else changes these units.
+-- $2: questions that were answered, timed out or failed for good; $3: those of them that were out; $4: what ends a unit
+--   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked.
+-- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
+--   only from the unit it waits for.
+-- Index: the primary keys, interactions_queued, interactions_item. Locks: units, then interactions, then the instances
+--   (ours already).
+-- Returns: one row: the queues of instances that go on, the transports with something to send, and the seconds to the
+--   first deadline of what was let out.
+with given as materialized (
+  select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
+         least(u."window" - (u.in_flight - g.returned),
+               u.opened - u.resolved - g.resolved - (u.in_flight - g.returned)) as room,
+         g.resolved,
+         case
+           when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
+           when g.ended = 'failed' and u."window" is null then 'failed'
+           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened then 'completed'
+           else 'waiting'
+         end as status
+  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[])
+       as g(unit_id, resolved, returned, ended, is_filled)
+  join stepwell.await_units u on u.id = any (array[g.unit_id])
+  where u.status = 'waiting'
+  order by g.unit_id
+), counted as (
+  update stepwell.await_units u
+  set resolved = u.resolved + g.resolved,
+      in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
+      is_filled = u.is_filled or g.is_filled,
+      status = g.status,
+      finished_at = case when g.status <> 'waiting' then stepwell.now() end
+  from given g
+  where u.id = any (array[g.unit_id]) and u.status = 'waiting'
+  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport,
+            case when g.status = 'waiting' then g.room end as room
+), closed as (
+  update stepwell.interactions q
+  set status = 'cancelled', finished_at = stepwell.now()
+  where q.unit_id = any (array(select c.id from counted c where c.status in ('timed_out', 'failed')))
+    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+), next_ones as materialized (
+  select n.id, c.is_sent, c.timeout
+  from counted c
+  cross join lateral (
+    select q.id
+    from stepwell.interactions q
+    where q.unit_id = c.id and q.status = 'queued'
+    order by q.item
+    limit c.room
+  ) n
+  where c.room > 0
+), released as (
+  update stepwell.interactions q
+  set status = case when n.is_sent then 'waiting' else 'dispatched' end, deadline = stepwell.now() + n.timeout,
+      next_at = stepwell.now()
+  from next_ones n
+  where q.id = any (array[n.id])
+  returning case when n.is_sent then q.transport end as transport, n.timeout
+), woken as (
+  update stepwell.instances i
+  set status = 'runnable', due_at = stepwell.now(), updated_at = stepwell.now()
+  from counted c
+  where i.id = any (array[c.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = c.id
+    and c.status <> 'waiting'
+  returning i.queue
+)
+select array(select w.queue from woken w) as queues,
+       array(select distinct r.transport from released r where r.transport is not null) as transports,
+       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell.cancel(id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, reason text DEFAULT NULL::text, cascade boolean DEFAULT true, by text DEFAULT NULL::text, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -673,6 +1028,80 @@ begin
       'no instance with %s', coalesce('id ' || id, 'key ' || quote_literal(key))));
   end if;
   return was_cancelled;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell.complete(reply jsonb, interaction uuid DEFAULT NULL::uuid, correlation uuid DEFAULT NULL::uuid, token text DEFAULT NULL::text, actor text DEFAULT NULL::text, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
+ RETURNS TABLE(interaction_id uuid, instance_id bigint, is_duplicate boolean)
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET jit TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+  largest constant bigint := (select m.max_payload from stepwell.meta m);
+  given constant jsonb := coalesce(complete.reply, 'null');
+  seal constant text := encode(sha256(convert_to(complete.token, 'UTF8')), 'hex');
+  found record;
+  judged record;
+  settled record;
+begin
+  perform stepwell._check_isolation();
+  if octet_length(given::text) > largest then
+    perform stepwell._refuse('SW004', 'reply', format(
+      '%s bytes are more than max_payload (%s); send a reference instead', octet_length(given::text), largest));
+  elsif stepwell._json_problem(given) is not null then
+    perform stepwell._refuse('SW001', 'reply', stepwell._json_problem(given));
+  elsif (complete.interaction is null) = (complete.correlation is null) then
+    perform stepwell._refuse('SW001', 'interaction', 'give either the id or the correlation of the question');
+  elsif stepwell._name_problem(complete.actor) is not null then
+    perform stepwell._refuse('SW001', 'actor', stepwell._name_problem(complete.actor));
+  elsif stepwell._name_problem(complete.tenant, true) is not null then
+    perform stepwell._refuse('SW001', 'tenant', stepwell._name_problem(complete.tenant, true));
+  end if;
+
+  select f.id, f.instance_id into found
+  from stepwell._interactions_find(array[complete.interaction], array[complete.correlation],
+                                   array[coalesce(complete.tenant, '')]) f;
+  if not found then
+    perform stepwell._refuse('SW021', 'interaction', format(
+      'nobody asked %s, or another tenant did; it may also have been pruned',
+      coalesce(complete.interaction, complete.correlation)));
+  end if;
+  perform stepwell._operators_lock(array[found.instance_id]);
+  select a.verdict, a.problem, a.status, a.unit_id, a.was_out into judged
+  from stepwell._interactions_admit(json_build_array(json_build_object(
+    'position', 0, 'id', found.id, 'reply', given, 'actor', complete.actor, 'seal', seal, 'is_checked', false))) a;
+
+  case judged.verdict
+    when 'token' then perform stepwell._refuse('SW022', 'token', case
+      when complete.token is null then 'is required for this question'
+      else 'is not the one that was handed out for this question' end);
+    when 'conflict' then perform stepwell._refuse('SW023', 'reply', 'the question was answered before, with another one');
+    when 'closed' then
+      perform stepwell._refuse('SW024', 'interaction', format('is closed: %s', replace(judged.status, '_', ' ')));
+    when 'late' then perform stepwell._refuse('SW025', 'interaction', 'its deadline has passed');
+    when 'type' then perform stepwell._refuse('SW026', 'reply', judged.problem);
+    when 'duplicate' then null;
+    else
+      select s.queues, s.transports, s.next_deadline into settled
+      from stepwell._units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
+                                  array[false]) s;
+      if complete.notify is not false then
+        perform pg_notify('stepwell_work', q.queue) from unnest(settled.queues) q(queue);
+        perform pg_notify('stepwell_dispatch', t.transport) from unnest(settled.transports) t(transport);
+        if settled.next_deadline is not null then
+          perform pg_notify('stepwell_due', '');
+        end if;
+      end if;
+  end case;
+  return query select found.id::uuid, found.instance_id, judged.verdict = 'duplicate';
 end
 $function$;
 
@@ -961,6 +1390,7 @@ begin
         perform pg_notify('stepwell_settled', ended.id::text);
       end if;
     end loop;
+    perform stepwell._units_close(ids);
     queues := queues || array(select j.queue from stepwell._children_join(joined_parents, rounds) j);
     exit when not try_cancel.cascade;
   end loop;
@@ -974,6 +1404,39 @@ begin
   return is_cancelled;
 end
 $function$;
+
+create table stepwell.await_units (
+  id              bigint generated always as identity not null,
+  instance_id     bigint not null,
+  created_at      timestamp with time zone not null,
+  finished_at     timestamp with time zone,
+  timeout         interval,
+  visit           integer not null,
+  version         integer not null,
+  window          integer,
+  opened          integer default 0 not null,
+  resolved        integer default 0 not null,
+  in_flight       integer default 0 not null,
+  is_filled       boolean default false not null,
+  is_sent         boolean not null,
+  requires_token  boolean not null,
+  tenant          text collate "C" not null,
+  machine         text collate "C" not null,
+  step            text collate "C" not null,
+  transport       text collate "C" not null,
+  reply_type      text collate "C" not null,
+  on_timeout      text collate "C" not null,
+  status          text collate "C" default 'waiting'::text not null,
+  constraint await_units_pkey PRIMARY KEY (id),
+  constraint no_more_than_opened CHECK (in_flight >= 0 AND resolved >= 0 AND (in_flight + resolved) <= opened),
+  constraint no_more_than_window CHECK (in_flight <= "window"),
+  constraint on_timeout_known CHECK (on_timeout = ANY (ARRAY['wake'::text, 'fail'::text])),
+  constraint only_ended_has_end CHECK ((status = 'waiting'::text) = (finished_at IS NULL)),
+  constraint status_known CHECK (status = ANY (ARRAY['waiting'::text, 'completed'::text, 'timed_out'::text, 'failed'::text, 'cancelled'::text]))
+) with (fillfactor=70, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0);
+CREATE INDEX await_units_open ON stepwell.await_units USING btree (instance_id)
+  WHERE (status = 'waiting'::text);
+CREATE UNIQUE INDEX await_units_visit ON stepwell.await_units USING btree (instance_id, visit);
 
 create table stepwell.buckets (
   key          text collate "C" not null,
@@ -1043,6 +1506,7 @@ END) stored,
   slot               integer,
   own_limit          text collate "C",
   share              bigint,
+  filling_unit_id    bigint,
   constraint instances_pkey PRIMARY KEY (id),
   constraint awaiting_signal_has_names CHECK (status <> 'awaiting_signal'::text OR awaits IS NOT NULL),
   constraint children_not_negative CHECK (children_pending >= 0),
@@ -1066,6 +1530,8 @@ CREATE INDEX instances_due ON stepwell.instances USING btree (due_at)
   WHERE ((status = 'runnable'::text) AND (hold = 'due'::text));
 CREATE INDEX instances_executing ON stepwell.instances USING btree (worker_id)
   WHERE (status = 'executing'::text);
+CREATE INDEX instances_external ON stepwell.instances USING btree (id)
+  WHERE (status = 'awaiting_external'::text);
 CREATE INDEX instances_fair ON stepwell.instances USING btree (queue, priority, share, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold IS NULL) AND (share IS NOT NULL));
 CREATE INDEX instances_finished ON stepwell.instances USING btree (machine, finished_at, id)
@@ -1086,6 +1552,50 @@ CREATE INDEX instances_unlimited ON stepwell.instances USING btree (hold, id)
   WHERE ((status = 'runnable'::text) AND (hold = ANY (ARRAY['limit'::text, 'rate'::text])) AND (hold_reason IS NOT NULL));
 CREATE INDEX instances_unrunnable ON stepwell.instances USING btree (hold, machine, version)
   WHERE ((status = 'runnable'::text) AND (hold = ANY (ARRAY['version'::text, 'unfit'::text])));
+
+create table stepwell.interactions (
+  id               uuid not null,
+  correlation      uuid not null,
+  unit_id          bigint not null,
+  instance_id      bigint not null,
+  worker_id        bigint,
+  created_at       timestamp with time zone not null,
+  deadline         timestamp with time zone,
+  next_at          timestamp with time zone not null,
+  dispatched_at    timestamp with time zone,
+  finished_at      timestamp with time zone,
+  item             integer default 0 not null,
+  attempts         integer default 0 not null,
+  tenant           text collate "C" not null,
+  transport        text collate "C" not null,
+  status           text collate "C" not null,
+  assignee         text collate "C",
+  group_name       text collate "C",
+  actor            text,
+  idempotency_key  text not null,
+  error            text,
+  seal             bytea,
+  request          jsonb not null,
+  reply            jsonb,
+  metadata         jsonb,
+  constraint interactions_pkey PRIMARY KEY (id),
+  constraint dispatching_has_worker CHECK (status <> 'dispatching'::text OR worker_id IS NOT NULL),
+  constraint only_completed_has_reply CHECK ((status = 'completed'::text) = (reply IS NOT NULL)),
+  constraint only_ended_has_end CHECK ((status = ANY (ARRAY['completed'::text, 'timed_out'::text, 'failed'::text, 'cancelled'::text])) = (finished_at IS NOT NULL)),
+  constraint status_known CHECK (status = ANY (ARRAY['queued'::text, 'waiting'::text, 'dispatching'::text, 'dispatched'::text, 'completed'::text, 'timed_out'::text, 'failed'::text, 'cancelled'::text]))
+) with (fillfactor=70, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0);
+CREATE UNIQUE INDEX interactions_correlation ON stepwell.interactions USING btree (tenant, correlation);
+CREATE INDEX interactions_deadline ON stepwell.interactions USING btree (deadline, id)
+  WHERE ((status = ANY (ARRAY['waiting'::text, 'dispatching'::text, 'dispatched'::text])) AND (deadline IS NOT NULL));
+CREATE INDEX interactions_dispatch ON stepwell.interactions USING btree (transport, next_at, id)
+  WHERE (status = 'waiting'::text);
+CREATE INDEX interactions_dispatching ON stepwell.interactions USING btree (worker_id)
+  WHERE (status = 'dispatching'::text);
+CREATE UNIQUE INDEX interactions_item ON stepwell.interactions USING btree (unit_id, item);
+CREATE INDEX interactions_pending ON stepwell.interactions USING btree (tenant, COALESCE(deadline, 'infinity'::timestamp with time zone), created_at, id)
+  WHERE (status = ANY (ARRAY['waiting'::text, 'dispatching'::text, 'dispatched'::text]));
+CREATE INDEX interactions_queued ON stepwell.interactions USING btree (unit_id, item)
+  WHERE (status = 'queued'::text);
 
 create table stepwell.limits (
   kind        text collate "C" not null,
@@ -1141,6 +1651,14 @@ create table stepwell.queues (
 CREATE INDEX queues_fair ON stepwell.queues USING btree (name)
   WHERE (fair_by IS NOT NULL);
 
+create table stepwell.reply_types (
+  id         text collate "C" not null,
+  name       text not null,
+  reference  jsonb not null,
+  schema     jsonb,
+  constraint reply_types_pkey PRIMARY KEY (id)
+);
+
 create table stepwell.signals (
   id           bigint generated always as identity not null,
   instance_id  bigint not null,
@@ -1183,4 +1701,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (8);
+insert into stepwell.meta (version) values (9);

@@ -44,6 +44,7 @@ class _Outcome(msgspec.Struct, omit_defaults=True):
     timeout: timedelta | None = None
     spawns: int | None = None
     needs: tuple[str | None, str | None, str | None, int] | None = None
+    asks: str | None = None
 
 
 def _outcome(c: Commit) -> _Outcome:
@@ -53,6 +54,7 @@ def _outcome(c: Commit) -> _Outcome:
         c.attempt, c.delay, c.queue, c.priority, c.switches_key, c.concurrency_key, c.hold, c.hold_reason,
         c.stores, _raw(c.state), _raw(c.result), _raw(c.error), c.keeps_awaits, c.awaits, c.timeout,
         None if c.children is None else len(c.children), None if c.needs is None else c.needs.fields,
+        None if c.asks is None else c.asks.shape,
     )  # fmt: skip
 
 

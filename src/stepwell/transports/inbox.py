@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepwell._core.interactions import Dispatch
+from stepwell.config import check_name
+from stepwell.errors import DefinitionError
 from stepwell.transports.base import Transport
 
 
@@ -19,3 +21,18 @@ class Inbox(Transport):
 
     async def send(self, dispatch: Dispatch, /) -> Mapping[str, Any] | None:
         raise NotImplementedError(f"nothing is sent over an inbox: {dispatch.interaction_id}")
+
+
+def with_inbox(transports: Iterable[Transport]) -> dict[str, Transport]:
+    """Transports by name, with the inbox that every engine has."""
+    found: dict[str, Transport] = {}
+    for transport in (*transports, Inbox()):
+        if not isinstance(transport, Transport):
+            raise DefinitionError(f"transports: {transport!r} is no Transport")
+        name = getattr(transport, "name", None)
+        if not isinstance(name, str) or check_name(name, "name"):
+            raise DefinitionError(f"transports: {type(transport).__name__} has no name of 1 to 200 characters")
+        if name in found and not isinstance(transport, Inbox):
+            raise DefinitionError(f"transports: two are called {name!r}")
+        found.setdefault(name, transport)
+    return found

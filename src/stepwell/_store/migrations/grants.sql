@@ -39,5 +39,8 @@ begin
   grant execute on function
     stepwell.start, stepwell.start_many, stepwell.signal, stepwell.signal_many, stepwell.cancel,
     stepwell.try_cancel to stepwell_client;
+  if to_regproc('stepwell.complete') is not null then
+    grant execute on function stepwell.complete to stepwell_client;
+  end if;
 end
 $$;

@@ -50,7 +50,7 @@ with candidates as materialized (
   where i.ctid = j.tid and j.verdict = 'claimed'
   returning j.verdict, i.id, i.machine, i.version, i.concurrency_key, i.priority, i.due_at,
             i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at,
-            i.has_inbox, i.awaits, i.parent_id, i.round
+            i.has_inbox, i.awaits, i.parent_id, i.round, i.await_unit_id
 ), unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
   where not exists (select from judged j where j.verdict = 'claimed' and j.concurrency_key is not null)
@@ -58,20 +58,21 @@ with candidates as materialized (
   select c.verdict, c.id, c.machine, c.version, c.concurrency_key,
          c.fence, c.step, c.attempt, c.crashes, c.tenant, c.key,
          case when c.id = (select min(f.id) from claimed f) then c.claimed_at end as claimed_at,
-         c.has_inbox, c.awaits, c.parent_id, c.round, c.priority, c.due_at
+         c.has_inbox, c.awaits, c.parent_id, c.round, c.await_unit_id, c.priority, c.due_at
   from claimed c
   union all
   select j.verdict, j.id, j.machine, j.version, j.concurrency_key,
-         null, null, null, null, null, null, null, null, null, null, null, j.priority, j.due_at
+         null, null, null, null, null, null, null, null, null, null, null, null, j.priority, j.due_at
   from judged j
   where j.verdict <> 'claimed'
   union all
-  select 'missed', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
+  select 'missed', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+         null, null
   from judged j
   having count(*) filter (where j.verdict = 'claimed') > (select count(*) from claimed)
 )
 select verdict, id, machine, version, concurrency_key, fence, step, attempt, crashes, tenant, key, claimed_at,
-       has_inbox, awaits, parent_id, round, priority
+       has_inbox, awaits, parent_id, round, priority, await_unit_id
 from answers
 where (select count(*) from unsynced) >= 0
 order by priority, due_at, id

@@ -6,21 +6,25 @@
 --   then no indexed column changes, and the new row fits beside the old one without a word to any index. (What has a
 --   slot never goes on.) `needs`, [concurrency limit, the instance's own, rate limit, weight], is null for nearly every
 --   row: it keeps them. In a fair queue a row has its share; the queues are looked at only where a commit
---   changes the queue.
+--   changes the queue. `asks`: 'one' parks at a new unit, whose id is drawn here, 'each' at the one it has filled; a
+--   unit that was being filled and is not gone on with is abandoned, and its visit is not used again.
 -- Index: the primary key, driven from the ids. || '' hides the status from the planner: through an index over
 --   executing rows a commit would read a dead entry for everything done since the last vacuum. = any (array[…]) hides
 --   that it could be joined the other way round: planned on an empty table, it would be, and stay so while it fills.
 -- Locks: the rows, no key update, skip locked: what a foreign transaction holds leaves the batch (it is missing in
 --   the answer, and the flusher tries it again), so that no flush waits for a transaction that is not the engine's.
 -- Returns: the committed rows: the queue to wake, whether a client waits, whether there may be an inbox to look at,
---   the round of a spawn, and the parent whose join this end counts at (once: `joined` stays).
+--   the round of a spawn, the parent whose join this end counts at (once: `joined` stays), the unit of an ask, and
+--   whether a unit is abandoned.
 with mine as materialized (
-  select o.*, i.joined as was_joined, o.status = 'executing' and not i.has_inbox as goes_on
+  select o.*, i.joined as was_joined, o.status = 'executing' and not i.has_inbox as goes_on,
+         i.filling_unit_id is not null and o.asks is distinct from 'each'
+           and (o.keeps_awaits is not true or o.status in ('done', 'failed', 'cancelled')) as abandons
   from json_to_recordset($1::json) as o(
          id bigint, worker_id bigint, fence bigint, status text, step text, version integer, attempt integer,
          delay interval, queue text, priority smallint, switches_key boolean, concurrency_key text,
          hold text, hold_reason text, stores boolean, state jsonb, result jsonb, error jsonb,
-         keeps_awaits boolean, awaits text[], timeout interval, spawns integer, needs jsonb)
+         keeps_awaits boolean, awaits text[], timeout interval, spawns integer, needs jsonb, asks text)
   join stepwell.instances i on i.id = any (array[o.id])
   where i.worker_id = o.worker_id and i.fence = o.fence and i.status || '' = 'executing'
   for no key update of i skip locked
@@ -59,7 +63,14 @@ with mine as materialized (
                  else m.awaits
                end,
       deadline = stepwell.now() + m.timeout,
-      visit = i.visit + (m.status in ('awaiting_signal', 'awaiting_children', 'awaiting_external'))::integer,
+      visit = i.visit + (m.abandons or m.status in ('awaiting_signal', 'awaiting_children', 'awaiting_external')
+                        )::integer,
+      await_unit_id = case
+                        when m.keeps_awaits then i.await_unit_id
+                        when m.asks = 'one' then nextval('stepwell.await_units_id_seq')
+                        when m.asks = 'each' then i.filling_unit_id
+                      end,
+      filling_unit_id = case when m.keeps_awaits and not m.abandons then i.filling_unit_id end,
       round = i.round + (m.spawns is not null)::integer,
       children_pending = coalesce(m.spawns, 0),
       joined = i.joined or (i.parent_id is not null and m.status in ('done', 'failed', 'cancelled')),
@@ -69,12 +80,12 @@ with mine as materialized (
   where i.id = any (array[m.id])
   returning i.id, i.status, i.queue, i.hold, i.watched, i.has_inbox, i.round,
             case when i.joined and not m.was_joined then i.parent_id end as joins, i.parent_round,
-            m.stores, m.state, m.result, m.error
+            i.await_unit_id, m.abandons, m.stores, m.state, m.result, m.error
 ), stored as (
   update stepwell.instance_data d
   set state = coalesce(c.state, d.state), result = c.result, error = c.error, unchecked = false
   from committed c
   where d.id = any (array[c.id]) and c.stores
 )
-select id, status, queue, hold, watched, has_inbox, round, joins, parent_round
+select id, status, queue, hold, watched, has_inbox, round, joins, parent_round, await_unit_id, abandons
 from committed

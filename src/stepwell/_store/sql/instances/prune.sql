@@ -1,4 +1,4 @@
--- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox and side row.
+-- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox, questions and side row.
 -- Keeps: one pruner acts at a time (a try-lock, to the end of the statement); what a live parent still needs;
 --   keys of scope 'forever' leave a tombstone.
 -- Index: instances_finished, one range per machine. Locks: the rows, skip locked. Machines that nobody
@@ -32,6 +32,11 @@ with elected as materialized (
   on conflict (tenant, key) do nothing
 ), emptied as (
   delete from stepwell.signals s using old o where s.instance_id = any (array[o.id])
+), forgotten as (
+  delete from stepwell.await_units u using old o where u.instance_id = any (array[o.id])
+  returning u.id
+), unasked as (
+  delete from stepwell.interactions q using forgotten f where q.unit_id = any (array[f.id])
 ), stripped as (
   delete from stepwell.instance_data d using old o where d.id = any (array[o.id])
 ), gone as (

@@ -32,6 +32,8 @@ with dead as materialized (
       worker_id = null,
       claimed_at = null,
       slot = null,
+      visit = i.visit + (i.filling_unit_id is not null and l.crashed and i.crashes + 1 >= $2)::integer,
+      filling_unit_id = case when not (l.crashed and i.crashes + 1 >= $2) then i.filling_unit_id end,
       updated_at = stepwell.now()
   from lost l
   where i.id = any (array[l.id])

@@ -2,13 +2,14 @@
 -- queues have work, and when to look again.
 -- Keeps: a row is due once; a deadline is a wake, not a failure: awaits and attempt stay; a locked row is left for the
 --   next look. What came due comes due again if the server loses it: no wait for the disk.
--- Index: instances_due, instances_deadline; instances_claim and instances_fair for one probe each per queue of $1
+-- Index: instances_due, instances_deadline; interactions_deadline and interactions_dispatch, one probe each; instances_claim and instances_fair for one probe each per queue of $1
 --   (offset 0: never joined); queues.
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
 -- Returns: one row: how many came due, their queues, the queues of $1 with work that may be claimed, up to 100 rate
 --   limits whose line may go on (buckets_next); those of $1 that are paused, that are fair (or have rows left of when
---   they were), and that have rows to be brought over by shares/bring_over.sql; the seconds to the next due time (not
---   above 0: a row is due, and somebody holds it locked).
+--   they were), and that have rows to be brought over by shares/bring_over.sql; whether the time of a question is over;
+--   the transports of $2 with something to send; the seconds to the next due time (not above 0: a row is due, and
+--   somebody holds it locked).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 ), due as materialized (
@@ -66,6 +67,14 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
        array(select s.name
              from served s
              where case when s.is_fair then s.has_unshared else s.has_shared end) as misplaced,
+       exists (select from stepwell.interactions q
+               where q.status in ('waiting', 'dispatching', 'dispatched') and q.deadline <= stepwell.now()
+               offset 0) as has_late,
+       array(select n.name
+             from unnest($2::text[]) as n(name)
+             where exists (select from stepwell.interactions q
+                           where q.transport = n.name and q.status = 'waiting' and q.next_at <= stepwell.now()
+                           offset 0)) as to_send,
        extract(epoch from least((select i.due_at
                                  from stepwell.instances i
                                  where i.status = 'runnable' and i.hold = 'due' and i.id not in (select id from due)
@@ -76,6 +85,20 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
                                  where i.deadline is not null and i.id not in (select id from expired)
                                  order by i.deadline
                                  limit 1),
+                                (select q.deadline
+                                 from stepwell.interactions q
+                                 where q.status in ('waiting', 'dispatching', 'dispatched')
+                                   and q.deadline > stepwell.now()
+                                 order by q.deadline
+                                 limit 1),
+                                (select min(f.next_at)
+                                 from unnest($2::text[]) as n(name)
+                                 cross join lateral (select q.next_at
+                                                     from stepwell.interactions q
+                                                     where q.transport = n.name and q.status = 'waiting'
+                                                       and q.next_at > stepwell.now()
+                                                     order by q.next_at
+                                                     limit 1) f),
                                 (select b.next_at
                                  from stepwell.buckets b
                                  where b.next_at > stepwell.now()

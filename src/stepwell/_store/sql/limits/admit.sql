@@ -35,11 +35,11 @@ with admitted as materialized (
 )
 select 'claimed' as verdict, c.id, c.machine, c.version, c.concurrency_key, c.fence, c.step, c.attempt, c.crashes,
        c.tenant, c.key, c.claimed_at, c.has_inbox, c.awaits, c.parent_id, c.round, c.priority, c.due_at,
-       c.concurrency_limit, c.own_limit, c.rate_limit, c.weight
+       c.concurrency_limit, c.own_limit, c.rate_limit, c.weight, c.await_unit_id
 from claimed c
 union all
 select 'held', h.id, h.machine, h.version, h.concurrency_key, h.fence, h.step, h.attempt, h.crashes,
        h.tenant, h.key, null, h.has_inbox, h.awaits, h.parent_id, h.round, h.priority, h.due_at,
-       h.concurrency_limit, h.own_limit, h.rate_limit, h.weight
+       h.concurrency_limit, h.own_limit, h.rate_limit, h.weight, null
 from held h
 order by priority, due_at, id

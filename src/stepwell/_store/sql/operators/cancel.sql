@@ -12,6 +12,7 @@ with live as materialized (
   update stepwell.instances i
   set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
       worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
+      visit = i.visit + (i.filling_unit_id is not null)::integer, filling_unit_id = null,
       joined = i.joined or i.parent_id is not null
   from live l
   where i.id = l.id

@@ -136,7 +136,7 @@ with recursive gate as materialized (
   where i.ctid = j.tid and j.verdict = 'claimed'
   returning j.verdict, i.id, i.machine, i.version, i.concurrency_key, i.priority, i.due_at,
             i.fence, i.step, i.attempt, i.crashes, i.tenant, i.key, i.claimed_at,
-            i.has_inbox, i.awaits, i.parent_id, i.round, j.nth, j.turn
+            i.has_inbox, i.awaits, i.parent_id, i.round, i.await_unit_id, j.nth, j.turn
 ), served as (
   select t.*, (t.turn in (select s.turn from shared s)) is true or f.is_short as is_served
   from turns t cross join (select count(*) < $3 as is_short from shared) f
@@ -145,16 +145,16 @@ with recursive gate as materialized (
   select c.verdict, c.id, c.machine, c.version, c.concurrency_key,
          c.fence, c.step, c.attempt, c.crashes, c.tenant, c.key,
          case when c.id = (select min(f.id) from claimed f) then c.claimed_at end as claimed_at,
-         c.has_inbox, c.awaits, c.parent_id, c.round, c.priority, c.due_at, c.nth, c.turn
+         c.has_inbox, c.awaits, c.parent_id, c.round, c.await_unit_id, c.priority, c.due_at, c.nth, c.turn
   from claimed c
   union all
   select j.verdict, j.id, j.machine, j.version, j.concurrency_key,
-         null, null, null, null, null, null, null, null, null, null, null, j.priority, j.due_at, j.nth, j.turn
+         null, null, null, null, null, null, null, null, null, null, null, null, j.priority, j.due_at, j.nth, j.turn
   from judged j
   where j.verdict <> 'claimed'
   union all
   select 'missed', null, null, null, null,
-         null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
+         null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
   from judged j
   having count(*) filter (where j.verdict = 'claimed') > (select count(*) from claimed)
       or (select max(t.turn) from turns t) >= greatest($3, 4) and count(*) < $3
@@ -162,12 +162,12 @@ with recursive gate as materialized (
   select 'turn', (case when bool_and(s.is_served) and max(s.turn) < greatest($3, 4) then min(array[s.turn, s.share])
                        else max(array[s.turn, s.share]) filter (where s.is_served) end)[2],
          null, null, null,
-         null, null, null, null, null, null, null, null, null, null, null, s.priority, null, null, null
+         null, null, null, null, null, null, null, null, null, null, null, null, s.priority, null, null, null
   from served s
   group by s.priority
   having bool_or(s.is_served)
 )
 select verdict, id, machine, version, concurrency_key, fence, step, attempt, crashes, tenant, key, claimed_at,
-       has_inbox, awaits, parent_id, round, priority
+       has_inbox, awaits, parent_id, round, priority, await_unit_id
 from answers
 order by priority, nth, turn, due_at, id

@@ -1,0 +1,68 @@
+"""Reads what steps are handed beside their states: inboxes, children, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stepwell._core.records import Child, Claim, Signal
+from stepwell._runtime.runs import Read
+from stepwell._store import children, signals, units
+from stepwell._store.database import Database
+from stepwell._store.units import StoredUnit
+from stepwell._store.workers import Stored
+from stepwell.errors import InvalidPayload
+
+T = TypeVar("T")
+
+
+class Loaded:
+    """What steps are handed beside their states, by instance."""
+
+    __slots__ = ("families", "inboxes", "units", "unreadable")
+
+    def __init__(self) -> None:
+        self.inboxes: dict[int, tuple[Signal, ...]] = {}
+        self.families: dict[int, tuple[Child, ...]] = {}
+        self.units: dict[int, StoredUnit] = {}
+        self.unreadable: dict[int, InvalidPayload] = {}
+
+    def beside(self, id_: int, stored: Stored) -> Read:
+        return Read(
+            stored.state, stored.unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
+            self.units.get(id_), self.unreadable.get(id_),
+        )  # fmt: skip
+
+
+async def load(db: Database, claims: list[Claim]) -> Loaded:
+    """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
+    loaded = Loaded()
+    receivers = [claim.id for claim in claims if claim.has_inbox]
+    loaded.inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, loaded.unreadable)
+    rounds = {claim.id: claim.round for claim in claims if claim.round}
+    loaded.families = await _isolating(
+        lambda ids: children.load(db, {i: rounds[i] for i in ids}), [*rounds], loaded.unreadable
+    )
+    asked = {claim.id: claim.unit_id for claim in claims if claim.unit_id is not None}
+    if asked:
+        found = await units.load(db, [*asked.values()])
+        loaded.units = {id_: found[unit_id] for id_, unit_id in asked.items() if unit_id in found}
+    return loaded
+
+
+async def _isolating(
+    load: Callable[[list[int]], Awaitable[dict[int, T]]], ids: list[int], unreadable: dict[int, InvalidPayload]
+) -> dict[int, T]:
+    """What is stored for these instances; what can not be read leaves out its own instance only, and tells why."""
+    if not ids:
+        return {}
+    try:
+        return await load(ids)
+    except InvalidPayload as error:
+        if len(ids) == 1:
+            unreadable[ids[0]] = error
+            return {}
+    found: dict[int, T] = {}
+    for id_ in ids:
+        found |= await _isolating(load, [id_], unreadable)
+    return found

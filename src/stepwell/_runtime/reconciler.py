@@ -1,0 +1,79 @@
+"""Looks for questions that should not be as they are; normally finds nothing, and counts what it finds.
+
+Admitting an answer, counting it and letting the instance go on is one transaction, so there is nothing to heal but
+what a crash between claim and send leaves. The rest is a proof that this is so, and a net if it is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from datetime import timedelta
+
+from stepwell import _probes
+from stepwell._runtime.lease import Lease
+from stepwell._runtime.tally import Tally
+from stepwell._service import Service
+from stepwell._store import interactions, units
+from stepwell._store.database import Database
+from stepwell._store.units import Settled
+
+log = logging.getLogger("stepwell")
+
+LOOKS_APART = 10  # looks for lost senders between two for what should not be
+
+
+class Reconciler(Service):
+    """Sends again what a dead worker was sending, and walks through what waits, some of it at a time."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        lease: Lease,
+        tally: Tally,
+        every: timedelta,
+        sends: bool,
+        settled: Callable[[Settled], None],
+    ) -> None:
+        super().__init__("reconciler")
+        self._database = database
+        self._lease = lease
+        self._tally = tally
+        self._every = every.total_seconds()
+        self._sends = sends
+        self._settled = settled
+        self._looks = 0
+        self._after = (0, 0)
+
+    async def tick(self) -> float | None:
+        if self._lease.is_held:
+            if self._sends:
+                await self._send_again()
+            if self._looks % LOOKS_APART == 0:
+                await self._reconcile()
+            self._looks += 1
+        return self._every * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret
+
+    async def _send_again(self) -> None:
+        lost = await interactions.return_lost(self._database)
+        if lost:
+            self._tally.sent_again += len(lost)
+            log.warning("reconciler: %d questions are sent again: the workers that sent them are gone", len(lost))
+            self._settled(Settled(transports=sorted(set(lost))))
+
+    async def _reconcile(self) -> None:
+        repaired = await units.reconcile(self._database, self._after)
+        self._after = repaired.after
+        number = len(repaired.released) + len(repaired.closed) + len(repaired.recounted)
+        if number:
+            self._tally.reconciled += number
+            log.error(
+                "reconciler: found what should not be, and mended it: instances %s waited for nothing, units %s were "
+                "nobody's, units %s were not counted",
+                list(repaired.released), list(repaired.closed), list(repaired.recounted),
+            )  # fmt: skip
+            self._settled(Settled(repaired.queues, repaired.transports))
+        if _probes.hooks:
+            await _probes.reach("reconciler.looked", repaired=number)

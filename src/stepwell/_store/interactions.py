@@ -1,0 +1,192 @@
+"""Calls of `sql/interactions`: single questions, answered, sent and shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from stepwell._core.codec import decode_value
+from stepwell._core.interactions import Dispatch, Interaction, InteractionStatus
+from stepwell._store import children, operators, units
+from stepwell._store.database import Database, Queryable, Session
+from stepwell._store.units import Resolved, Settled
+
+FULL_LOOK = 500  # late questions of one look
+_ENCODER = msgspec.json.Encoder()
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A question that an answer names."""
+
+    id: str
+    unit_id: int
+    instance_id: int
+    machine: str
+    version: int
+    step: str
+    type_id: str
+    reference: str
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to a question that was found: its reply is JSON text; `problem` is what its type has against it."""
+
+    found: Found
+    reply: str
+    actor: str | None
+    token: tuple[str, str, str, int, str, int | None] | None
+    is_checked: bool
+    problem: str | None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of an answer: 'admitted', 'duplicate', or why it was refused."""
+
+    verdict: str
+    problem: str | None
+    status: str
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """How one sending ended: over, or to be tried again after `delay`."""
+
+    id: str
+    attempt: int
+    delay: timedelta | None = None
+    metadata: str | None = None
+    error: str | None = None
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A question to be sent, and whether it goes with a token."""
+
+    dispatch: Dispatch
+    requires_token: bool
+
+
+async def find(db: Queryable, named: Sequence[tuple[str | None, str | None, str]]) -> dict[int, Found]:
+    """Questions by (id, correlation, tenant), one of the first two each; those that are there, by position."""
+    rows = await db.fetch(
+        "interactions/find", [id_ for id_, _, _ in named], [correlation for _, correlation, _ in named],
+        [tenant for _, _, tenant in named],
+    )  # fmt: skip
+    return {position: Found(*rest) for position, *rest in rows}
+
+
+async def admit(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | None], Settled]:
+    """Judge answers, no question twice, and let go on what may. None: its instance is held by somebody else."""
+    async with db.transaction() as session:
+        locked = await children.lock_parents(session, sorted({g.found.instance_id for g in given}))
+        return await _admit(session, given, locked)
+
+
+async def admit_patiently(db: Database, given: Given) -> tuple[list[Verdict | None], Settled]:
+    """Judge one answer, waiting for whoever holds its instance."""
+    async with db.transaction() as session:
+        await operators.lock(session, [given.found.instance_id])
+        return await _admit(session, [given], {given.found.instance_id})
+
+
+async def _admit(
+    session: Session, given: Sequence[Given], locked: set[int]
+) -> tuple[list[Verdict | None], Settled]:
+    ready = [(place, g) for place, g in enumerate(given) if g.found.instance_id in locked]
+    answers = [
+        {
+            "position": place, "id": g.found.id, "reply": msgspec.Raw(g.reply.encode()), "actor": g.actor,
+            "token": g.token, "is_checked": g.is_checked, "problem": g.problem,
+        }
+        for place, g in ready
+    ]  # fmt: skip
+    verdicts: list[Verdict | None] = [None] * len(given)
+    numbers, returned = Counter[int](), Counter[int]()
+    for place, verdict, problem, status, unit_id, was_out in await session.fetch(
+        "interactions/admit", _ENCODER.encode(answers).decode()
+    ):
+        verdicts[place] = Verdict(verdict, problem, status)
+        if verdict == "admitted":
+            numbers[unit_id] += 1
+            returned[unit_id] += was_out
+    return verdicts, await units.settle(session, [Resolved(u, n, returned[u]) for u, n in sorted(numbers.items())])
+
+
+async def expire(db: Database) -> tuple[int, int, Settled]:
+    """End questions whose time is over; returns how many there were, how many of them are held by somebody else, and
+    what goes on by it."""
+    late = [(row["id"], row["instance_id"]) for row in await db.fetch("interactions/find_late")]
+    if not late:
+        return 0, 0, Settled()
+    async with db.transaction() as session:
+        locked = await children.lock_parents(session, sorted({instance for _, instance in late}))
+        ids = [id_ for id_, instance in late if instance in locked]
+        rows = await session.fetch("interactions/expire", ids)
+        resolved = [Resolved(unit, number, number, "timed_out") for unit, number in rows]
+        return len(late), len(late) - len(ids), await units.settle(session, resolved)
+
+
+async def claim(db: Queryable, worker_id: int, transport: str, limit: int) -> list[Outgoing]:
+    """Take questions to send them."""
+    rows = await db.fetch("interactions/claim", worker_id, transport, limit)
+    return [_outgoing(dict(row)) for row in rows]
+
+
+async def record(db: Queryable, worker_id: int, sent: Sequence[Sent]) -> None:
+    """Note how sendings ended."""
+    await db.fetch(
+        "interactions/record", worker_id, [s.id for s in sent], [s.attempt for s in sent], [s.delay for s in sent],
+        [s.metadata for s in sent], [s.error for s in sent],
+    )  # fmt: skip
+
+
+async def fail(db: Database, worker_id: int, lost: Sequence[tuple[Dispatch, str]]) -> Settled:
+    """End questions that can never be sent, each for a reason."""
+    async with db.transaction() as session:
+        await operators.lock(session, sorted({dispatch.instance_id for dispatch, _ in lost}))
+        rows = await session.fetch(
+            "interactions/fail", worker_id, [d.interaction_id for d, _ in lost], [d.attempt for d, _ in lost],
+            [why for _, why in lost],
+        )  # fmt: skip
+        return await units.settle(session, [Resolved(unit, number, number, "failed") for unit, number in rows])
+
+
+async def seal(db: Queryable, seals: Sequence[tuple[str, str]]) -> None:
+    """Keep the hashes of tokens, by question."""
+    await db.fetch("interactions/seal", [id_ for id_, _ in seals], [seal_ for _, seal_ in seals])
+
+
+async def return_lost(db: Queryable) -> list[str]:
+    """Let questions be sent again whose sender is dead; returns their transports."""
+    return [row["transport"] for row in await db.fetch("interactions/return_lost")]
+
+
+async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> list[Interaction]:
+    """Questions of a tenant, in the order of the ids."""
+    found = {row["id"]: _interaction(dict(row)) for row in await db.fetch("interactions/read", ids, tenant)}
+    return [found[id_] for id_ in ids if id_ in found]
+
+
+async def pending(
+    db: Queryable, tenant: str, filters: Sequence[object], limit: int, after: str | None
+) -> list[tuple[str, str]]:
+    """Ids of open questions, each with the cursor behind it. Filters: assignee, group, machine, step, transport,
+    overdue; None lets all pass."""
+    rows = await db.fetch("interactions/pending", tenant, *filters, limit, after)
+    return [(row["id"], row["cursor"]) for row in rows]
+
+
+def _decoded(fields: dict[str, Any], names: Sequence[str], read: Callable[[str], Any] = decode_value) -> dict[str, Any]:
+    return fields | {name: None if fields[name] is None else read(fields[name]) for name in names}
+
+
+def _outgoing(row: dict[str, Any]) -> Outgoing:
+    requires_token = row.pop("requires_token")
+    return Outgoing(Dispatch(**_decoded(row, ("request", "reply_schema"))), requires_token)
+
+
+def _interaction(row: dict[str, Any]) -> Interaction:
+    fields = _decoded(row, ("request", "reply", "reply_schema", "metadata"))
+    return Interaction(**{**fields, "status": InteractionStatus(fields["status"])})

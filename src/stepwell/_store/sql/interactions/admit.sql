@@ -1,0 +1,43 @@
+-- Judge answers to questions, and take those in that may be. They come as one JSON array; no question twice in it.
+-- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
+-- Keeps: the order of the checks (token, answered before, closed, too late, type); whatever is refused changes nothing.
+--   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
+-- Index: the primary keys. Locks: the questions that are answered.
+-- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
+--   question was out.
+with given as materialized (
+  select g.*
+  from json_to_recordset($1::json) as g(
+         position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
+), judged as materialized (
+  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status,
+         case
+           when g.token is not null then
+             case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
+                                                   floor(extract(epoch from q.deadline) * 1000)::bigint)
+                  then null else 'token' end
+           when g.seal is not null then case when g.seal = encode(q.seal, 'hex') then null else 'token' end
+           when u.requires_token then 'token'
+         end as refusal,
+         case
+           when q.status = 'completed' then case when q.reply = g.reply then 'duplicate' else 'conflict' end
+           when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
+           when q.deadline <= stepwell.now() then 'late'
+         end as past,
+         case when g.is_checked then g.problem else stepwell._schema_problem(t.schema, t.schema, g.reply, 'reply') end
+           as problem
+  from given g
+  join stepwell.interactions q on q.id = any (array[g.id])
+  join stepwell.await_units u on u.id = any (array[q.unit_id])
+  join stepwell.reply_types t on t.id = any (array[u.reply_type])
+), admitted as (
+  update stepwell.interactions q
+  set status = 'completed', reply = j.reply, actor = j.actor, finished_at = stepwell.now(), error = null
+  from judged j
+  where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
+    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+)
+select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
+       j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out
+from judged j
+order by j.position

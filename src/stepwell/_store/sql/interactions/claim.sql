@@ -1,0 +1,27 @@
+-- Take up to $3 questions of one transport that are to be sent, the longest waiting first.
+-- Keeps: one worker sends a question at a time (skip locked, status); nothing is sent whose time is over.
+-- Index: interactions_dispatch; the primary keys. Locks: the questions, skip locked.
+-- Returns: what a transport is handed.
+with taken as materialized (
+  select q.id
+  from stepwell.interactions q
+  where q.transport = $2 and q.status = 'waiting' and q.next_at <= stepwell.now()
+    and (q.deadline is null or q.deadline > stepwell.now())
+  order by q.next_at, q.id
+  limit $3
+  for no key update skip locked
+), claimed as (
+  update stepwell.interactions q
+  set status = 'dispatching', worker_id = $1, attempts = q.attempts + 1
+  from taken t
+  where q.id = any (array[t.id])
+  returning q.*
+)
+select c.id::text as interaction_id, c.correlation::text as correlation_id, c.tenant, c.instance_id, u.machine, u.step,
+       c.transport, case when u."window" is not null then c.item end as index, c.request::text as request,
+       t.name as reply_type, t.schema::text as reply_schema, c.idempotency_key, c.attempts as attempt, c.assignee,
+       c.group_name as "group", c.deadline, u.requires_token
+from claimed c
+join stepwell.await_units u on u.id = any (array[c.unit_id])
+join stepwell.reply_types t on t.id = any (array[u.reply_type])
+order by c.next_at, c.id

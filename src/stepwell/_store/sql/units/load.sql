@@ -1,0 +1,10 @@
+-- Read units with their questions, for the steps that go on by them.
+-- Index: the primary keys, interactions_item. Locks: none. Returns: one row per question, in item order.
+select u.id as unit_id, u.status as unit_status, u."window" is null as is_one, u.on_timeout, u.step,
+       t.reference::text as reference, q.id::text as id, q.item, q.status,
+       q.reply::text as reply, q.actor, q.finished_at, q.error
+from stepwell.await_units u
+join stepwell.reply_types t on t.id = u.reply_type
+join stepwell.interactions q on q.unit_id = u.id
+where u.id = any ($1::bigint[])
+order by u.id, q.item

@@ -1,0 +1,35 @@
+-- Ask again what a retried instance was never answered: its unit did not complete, and the instance ended at it.
+-- Run in the transaction of operators/retry.sql. Keeps: what was answered stays answered, and is not asked again; a
+--   question's time begins anew.
+-- Index: the primary keys, interactions_item. Locks: the unit, its interactions, the instance (ours already).
+-- Returns: the transports with something to send; nothing if there is nothing to ask again.
+with again as (
+  update stepwell.await_units u
+  set status = 'waiting', finished_at = null, resolved = n.answered, in_flight = least(u.opened - n.answered, u."window")
+  from (select i.await_unit_id as id,
+               (select count(*) from stepwell.interactions q
+                where q.unit_id = i.await_unit_id and q.status = 'completed')::integer as answered
+        from stepwell.instances i
+        where i.id = $1) n
+  where u.id = any (array[n.id]) and u.status in ('timed_out', 'failed', 'cancelled') and u.is_filled
+  returning u.id, u.instance_id, u.timeout, u.is_sent, u.in_flight
+), asked as (
+  update stepwell.interactions q
+  set status = case when o.place > a.in_flight then 'queued' when a.is_sent then 'waiting' else 'dispatched' end,
+      finished_at = null, error = null, next_at = stepwell.now(), dispatched_at = null,
+      deadline = case when o.place <= a.in_flight then stepwell.now() + a.timeout end
+  from again a
+  cross join lateral (
+    select u.id, row_number() over (order by u.item) as place
+    from stepwell.interactions u
+    where u.unit_id = a.id and u.status <> 'completed'
+  ) o
+  where q.id = any (array[o.id])
+  returning q.transport, a.is_sent
+), parked as (
+  update stepwell.instances i
+  set status = 'awaiting_external'
+  from again a
+  where i.id = any (array[a.instance_id])
+)
+select distinct k.transport, k.is_sent from asked k

@@ -1,0 +1,196 @@
+"""Calls of `sql/units`: what an instance asks the world at one park, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from stepwell._core.commits import Commit
+from stepwell._core.interactions import InteractionStatus
+from stepwell._core.questions import Common, Question
+from stepwell._core.records import Claim
+from stepwell._core.replies import ReplyType
+from stepwell._store import children
+from stepwell._store.database import Database, Queryable, Session
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """Questions of one unit that have ended: how many, how many of them were out, and whether that ends the unit."""
+
+    unit_id: int
+    number: int
+    returned: int
+    ended: Literal["timed_out", "failed"] | None = None
+    is_filled: bool = False  # its last question has been asked
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What goes on by it: queues with work, transports with something to send, the next deadline in seconds."""
+
+    queues: Sequence[str] = ()
+    transports: Sequence[str] = ()
+    next_deadline: float | None = None
+
+
+class StoredReply(msgspec.Struct, frozen=True):
+    """One question of a loaded unit."""
+
+    id: str
+    item: int
+    status: InteractionStatus
+    reply: str | None
+    actor: str | None
+    finished_at: datetime | None
+    error: str | None
+
+
+class StoredUnit(msgspec.Struct, frozen=True):
+    """A unit as the step is handed it that goes on by it."""
+
+    id: int
+    status: str
+    is_one: bool
+    on_timeout: str
+    step: str  # that asked
+    reference: str  # of the type of its replies
+    replies: list[StoredReply]
+
+
+async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
+    """Open the units, with the given ids, of asks that were committed in this transaction."""
+    types = {commit.asks.common.type.id: commit.asks.common.type for commit, _ in asked if commit.asks is not None}
+    units = [_one(commit, unit_id) for commit, unit_id in asked]
+    await db.fetch("units/open", _ENCODER.encode(units).decode(), *_columns(types.values()))
+
+
+async def hold(db: Session, claim: Claim) -> tuple[int, int] | None:
+    """Keep an executing instance; returns the unit it fills and how many questions that has, None if it is not ours."""
+    rows = await db.fetch("units/hold", claim.id, claim.worker_id, claim.fence)
+    return (rows[0]["unit_id"], rows[0]["opened"]) if rows else None
+
+
+async def append(db: Session, claim: Claim, unit_id: int, common: Common, questions: Sequence[Question]) -> int:
+    """Append questions to a unit; returns how many are out, or may be sent."""
+    head = _common(claim.id, unit_id, common) | {
+        "window": common.window,
+        "type_name": common.type.name,
+        "reference": msgspec.Raw(common.type.reference.encode()),
+        "schema": None if common.type.schema is None else msgspec.Raw(common.type.schema.encode()),
+    }
+    rows = await db.fetch(
+        "units/append", _ENCODER.encode(head).decode(), [q.id for q in questions], [q.request for q in questions],
+        [q.fields for q in questions],
+    )  # fmt: skip
+    return int(rows[0]["room"])
+
+
+async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:
+    """Count what has ended at its units, and let go on what may."""
+    if not resolved:
+        return Settled()
+    [(queues, transports, next_deadline)] = await db.fetch(
+        "units/settle",
+        [r.unit_id for r in resolved],
+        [r.number for r in resolved],
+        [r.returned for r in resolved],
+        [r.ended for r in resolved],
+        [r.is_filled for r in resolved],
+    )
+    return Settled(queues, transports, next_deadline)
+
+
+async def close(db: Queryable, instance_ids: Sequence[int]) -> None:
+    """Close whatever these instances still ask."""
+    await db.fetch("units/close", instance_ids)
+
+
+async def reopen(db: Queryable, instance_id: int) -> tuple[bool, list[str]]:
+    """Ask again what a retried instance was not answered; returns whether it waits, and the transports to send over."""
+    rows = await db.fetch("units/reopen", instance_id)
+    return bool(rows), [row["transport"] for row in rows if row["is_sent"]]
+
+
+async def load(db: Queryable, ids: Sequence[int]) -> dict[int, StoredUnit]:
+    """Units by their ids, with their questions in item order."""
+    units: dict[int, StoredUnit] = {}
+    for (
+        unit_id, status, is_one, on_timeout, step, reference, id_, item, reply_status, reply, actor, finished_at, error
+    ) in await db.fetch("units/load", ids):  # fmt: skip
+        unit = units.get(unit_id)
+        if unit is None:
+            unit = units[unit_id] = StoredUnit(unit_id, status, is_one, on_timeout, step, reference, [])
+        unit.replies.append(
+            StoredReply(id_, item, InteractionStatus(reply_status), reply, actor, finished_at, error)
+        )
+    return units
+
+
+def _one(commit: Commit, unit_id: int) -> dict[str, Any]:
+    assert commit.asks is not None  # noqa: S101 - the caller has chosen them by it
+    asked = commit.asks.question
+    assert asked is not None  # noqa: S101 - one of many parts is appended, not opened
+    return _common(commit.claim.id, unit_id, commit.asks.common) | {
+        "id": asked.id, "request": msgspec.Raw(asked.request.encode()), "fields": asked.fields,
+    }  # fmt: skip
+
+
+def _common(instance_id: int, unit_id: int, common: Common) -> dict[str, Any]:
+    return {
+        "unit_id": unit_id,
+        "instance_id": instance_id,
+        "step": common.step,
+        "transport": common.transport,
+        "sends": common.sends,
+        "reply_type": common.type.id,
+        "timeout": common.timeout,
+        "on_timeout": common.on_timeout,
+        "requires_token": common.requires_token,
+        "assignee": common.assignee,
+        "group_name": common.group,
+        "is_shared": common.is_shared,
+    }
+
+
+def _columns(types: Iterable[ReplyType]) -> tuple[list[Any], ...]:
+    listed = list(types)
+    return (
+        [t.id for t in listed], [t.name for t in listed], [t.reference for t in listed], [t.schema for t in listed],
+    )  # fmt: skip
+
+
+class Repaired(msgspec.Struct, frozen=True):
+    """What a look for what should not be has found and mended."""
+
+    released: Sequence[int]  # instances that waited for a unit which had ended
+    closed: Sequence[int]  # units that nobody waited for
+    recounted: Sequence[int]  # units whose questions had all ended
+    queues: Sequence[str]
+    transports: Sequence[str]
+    after: tuple[int, int]  # where the next look goes on
+
+
+async def reconcile(db: Database, after: tuple[int, int]) -> Repaired:
+    """Look at some parked instances and some open units after these, and mend what should not be."""
+    [(last_parked, released, queues)] = await db.fetch("units/release_stuck", after[0])
+    found = [(instance_id, unit_id) for instance_id, unit_id in await db.fetch("units/find_stray", after[1])]
+    wrong = [(instance_id, unit_id) for instance_id, unit_id in found if unit_id is not None]
+    last_open = max([instance_id for instance_id, unit_id in found if unit_id is None], default=0)
+    closed, recounted, settled = await _mend(db, wrong) if wrong else ([], [], Settled())
+    return Repaired(
+        released, closed, recounted, [*queues, *settled.queues], settled.transports, (last_parked or 0, last_open)
+    )
+
+
+async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], Settled]:
+    """Close units that nobody waits for, and count the others anew; all is judged once more, under the lock."""
+    async with db.transaction() as session:
+        locked = await children.lock_parents(session, sorted({instance_id for instance_id, _ in wrong}))
+        ids = [unit_id for instance_id, unit_id in wrong if instance_id in locked]
+        closed = [row["id"] for row in await session.fetch("units/close_stray", ids)]
+        recounted = [row["id"] for row in await session.fetch("units/recount", ids)]
+        return closed, recounted, await settle(session, [Resolved(unit_id, 0, 0) for unit_id in recounted])

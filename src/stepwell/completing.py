@@ -1,0 +1,221 @@
+"""Admits answers: finds the question, checks the reply against its type, and lets the instance go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from stepwell._core.codec import check_size, encode_value
+from stepwell._core.interactions import Answer, Completion
+from stepwell._core.ranges import check_key, check_tenant
+from stepwell._core.registry import Registry
+from stepwell._core.replies import ReplyType, find_type
+from stepwell._core.tokens import TokenFacts, TokenKeys
+from stepwell._runtime.gatherer import Gatherer
+from stepwell._runtime.notifier import Notifier
+from stepwell._store import interactions
+from stepwell._store.database import Database
+from stepwell._store.interactions import Found, Given, Verdict
+from stepwell._store.retries import retried
+from stepwell._store.units import Settled
+from stepwell.config import Settings
+from stepwell.errors import (
+    CompletionConflict,
+    CompletionRefused,
+    CompletionTooLate,
+    InteractionClosed,
+    InvalidInput,
+    InvalidReply,
+    InvalidToken,
+    UnknownInteraction,
+)
+
+
+class _Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer whose form is right: what it names, and its reply, as text if that could be said without its type."""
+
+    named: tuple[str | None, str | None, str]
+    reply: Any
+    text: str | None
+    actor: str | None
+    facts: TokenFacts | None
+
+    @property
+    def shown(self) -> str:
+        return self.named[0] or f"with correlation {self.named[1]}"
+
+
+class Completing:
+    """The door for answers. Those of one moment are admitted together."""
+
+    def __init__(
+        self, database: Database, registry: Registry, notifier: Notifier, settings: Settings, keys: TokenKeys
+    ) -> None:
+        self._database = database
+        self._registry = registry
+        self._notifier = notifier
+        self._settings = settings
+        self._keys = keys
+        self._types: dict[tuple[str, str], ReplyType | None] = {}
+        self._group = Gatherer(self._complete, lambda call: len(call.text or ""))
+
+    async def complete(self, answer: Answer) -> Completion:
+        """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
+        self._database.check_loop()
+        ended = await self._group.submit(self._admit(answer))
+        if isinstance(ended, Completion):
+            return ended
+        raise ended
+
+    def settled(self, settled: Settled) -> None:
+        """Tell who may go on by it."""
+        for queue in settled.queues:
+            self._notifier.announce_work(queue)
+        for transport in settled.transports:
+            self._notifier.announce_dispatch(transport)
+        if settled.next_deadline is not None:
+            self._notifier.announce_due()
+
+    def _admit(self, answer: Answer) -> _Call:
+        """Check what can be checked before anybody is asked."""
+        text = _text(answer.reply)
+        if text is not None:
+            check_size(text, "reply", self._settings.max_payload)
+        facts = None
+        if answer.token is not None:
+            if not isinstance(answer.token, str) or not answer.token.strip():
+                raise InvalidToken(None, "the token is blank; leave it out, or hand it on as it was issued")
+            facts = self._keys.verify(answer.token)
+        return _Call(
+            named=self._named(answer, facts),
+            reply=answer.reply,
+            text=text,
+            actor=None if answer.actor is None else check_key("actor", answer.actor),
+            facts=facts,
+        )
+
+    def _named(self, answer: Answer, facts: TokenFacts | None) -> tuple[str | None, str | None, str]:
+        if answer.interaction is not None and answer.correlation is not None:
+            raise InvalidInput("interaction", "give either the id or the correlation of the question, not both")
+        tenant = answer.tenant if answer.tenant is not None else facts.tenant if facts else self._settings.tenant
+        check_tenant(tenant)
+        if answer.interaction is not None:
+            return _uuid("interaction", answer.interaction), None, tenant
+        if answer.correlation is not None:
+            return None, _uuid("correlation", answer.correlation), tenant
+        if facts is None:
+            raise InvalidInput("interaction", "name the question by its id, its correlation or its token")
+        return facts.interaction, None, tenant
+
+    async def _complete(self, calls: list[_Call]) -> Sequence[Completion | CompletionRefused | InvalidInput]:
+        """Admit answers together, each question at most once at a time; answers in the order of the calls."""
+        ended: dict[int, Completion | CompletionRefused | InvalidInput] = {}
+        found = await interactions.find(self._database, [call.named for call in calls])
+        waiting: dict[int, Given] = {}
+        for place, call in enumerate(calls):
+            if place not in found:
+                ended[place] = UnknownInteraction(call.shown)
+                continue
+            try:
+                waiting[place] = self._given(call, found[place])
+            except InvalidInput as error:
+                ended[place] = error
+        while waiting:
+            first = {given.found.id: place for place, given in reversed(waiting.items())}
+            places = sorted(first.values())
+            round_ = {place: waiting.pop(place) for place in places}
+            ended |= await self._judge(round_)
+        return [ended[place] for place in range(len(calls))]
+
+    async def _judge(self, round_: dict[int, Given]) -> dict[int, Completion | CompletionRefused | InvalidInput]:
+        verdicts, settled = await retried(lambda: interactions.admit(self._database, list(round_.values())))
+        self.settled(settled)
+        ended: dict[int, Completion | CompletionRefused | InvalidInput] = {}
+        for (place, given), verdict in zip(round_.items(), verdicts, strict=True):
+            known = verdict if verdict is not None else await self._judge_patiently(given)
+            ended[place] = _answer(given, known)
+        return ended
+
+    async def _judge_patiently(self, given: Given) -> Verdict | None:
+        """Somebody's transaction holds the instance: wait for it, and for nobody else."""
+        [verdict], settled = await retried(lambda: interactions.admit_patiently(self._database, given))
+        self.settled(settled)
+        return verdict
+
+    def _given(self, call: _Call, found: Found) -> Given:
+        kind = self._type(found)
+        text, problem = call.text, None
+        if text is None:
+            if kind is None:
+                encode_value(call.reply, "reply")  # says what is wrong with it
+            assert kind is not None  # noqa: S101 - or the line above has raised
+            text = kind.encode(call.reply)
+            check_size(text, "reply", self._settings.max_payload)
+        if kind is not None:
+            try:
+                kind.decode(text)
+            except InvalidInput as error:
+                problem = str(error)
+        facts = call.facts
+        return Given(
+            found=found, reply=text, actor=call.actor,
+            token=None if facts is None else msgspec.structs.astuple(facts),
+            is_checked=kind is not None, problem=problem,
+        )  # fmt: skip
+
+    def _type(self, found: Found) -> ReplyType | None:
+        """The type of a reply, if this process has it; else the database checks by its schema."""
+        definition = self._registry.find(found.machine, found.version)
+        if definition is None:
+            return None
+        home = type(definition.owner).__module__
+        key = found.reference, home
+        if key not in self._types:
+            self._types[key] = find_type(found.reference, home)
+        return self._types[key]
+
+
+def _text(reply: object) -> str | None:
+    """The reply as JSON; None if only its type knows how to write it."""
+    try:
+        return encode_value(reply, "reply")
+    except InvalidInput:
+        return None
+
+
+def _uuid(field: str, text: object) -> str:
+    try:
+        return str(UUID(text))  # type: ignore[arg-type]  # whatever it is, it is refused with its name
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(field, f"expected a UUID, got {text!r:.100}") from None
+
+
+def _answer(given: Given, verdict: Verdict | None) -> Completion | CompletionRefused | InvalidInput:
+    found = given.found
+    if verdict is None:
+        return UnknownInteraction(found.id)
+    if verdict.verdict in ("admitted", "duplicate"):
+        return Completion(found.id, found.instance_id, found.machine, found.step, verdict.verdict == "duplicate")
+    return _REFUSALS[verdict.verdict](given, verdict)
+
+
+def _refuse_token(given: Given, _: Verdict) -> InvalidToken:
+    foreign = "the token is of another question, or of another deadline"
+    return InvalidToken(given.found.id, "requires its token" if given.token is None else foreign)
+
+
+def _refuse_type(given: Given, verdict: Verdict) -> InvalidReply:
+    field, _, problem = (verdict.problem or "reply: is of the wrong type").partition(": ")
+    return InvalidReply(given.found.id, field, problem)
+
+
+_REFUSALS: dict[str, Callable[[Given, Verdict], CompletionRefused]] = {
+    "token": _refuse_token,
+    "conflict": lambda given, _: CompletionConflict(given.found.id),
+    "closed": lambda given, verdict: InteractionClosed(given.found.id, verdict.status),
+    "late": lambda given, _: CompletionTooLate(given.found.id),
+    "type": _refuse_type,
+}

@@ -1,0 +1,102 @@
+"""Looking at questions to the world: what is open, one of them, and its token."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from stepwell._core.codec import decode_value, encode_value
+from stepwell._core.interactions import Interaction, epoch_ms
+from stepwell._core.ranges import check_tenant
+from stepwell._core.tokens import TokenFacts, TokenKeys
+from stepwell._runtime.dispatcher import seal_of
+from stepwell._store import interactions
+from stepwell._store.database import Database
+from stepwell.errors import InvalidInput, UnknownInteraction
+
+LARGEST_PAGE = 500
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some open questions, and where the next page begins; None behind the last one."""
+
+    items: list[Interaction]
+    cursor: str | None
+
+
+class Interactions:
+    """`engine.interactions`: open questions of a tenant."""
+
+    def __init__(self, database: Database, tenant: str, keys: TokenKeys) -> None:
+        self._database = database
+        self._tenant = tenant
+        self._keys = keys
+
+    async def pending(
+        self,
+        *,
+        tenant: str | None = None,
+        assignee: str | None = None,
+        group: str | None = None,
+        machine: str | None = None,
+        step: str | None = None,
+        transport: str | None = None,
+        overdue: bool | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> Page:
+        """Open questions, the next deadline first; filters are all to hold, an empty text is none."""
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
+            raise InvalidInput("limit", f"expected a whole number from 1 to {LARGEST_PAGE}, got {limit!r}")
+        own = self._of(tenant)
+        filters = [given or None for given in (assignee, group, machine, step, transport)]
+        cursor = None if after is None else _check_cursor(after)
+        rows = await interactions.pending(self._database, own, [*filters, overdue], limit + 1, cursor)
+        found = await interactions.read(self._database, own, [id_ for id_, _ in rows[:limit]])
+        return Page(found, _hide(rows[limit - 1][1]) if len(rows) > limit else None)
+
+    async def get(self, interaction_id: str, *, tenant: str | None = None) -> Interaction:
+        """A snapshot of one question, open or not."""
+        try:
+            id_ = str(UUID(interaction_id))
+        except (ValueError, AttributeError, TypeError):
+            raise InvalidInput("interaction", f"expected a UUID, got {interaction_id!r:.100}") from None
+        found = await interactions.read(self._database, self._of(tenant), [id_])
+        if not found:
+            raise UnknownInteraction(id_)
+        return found[0]
+
+    async def token(self, interaction_id: str, *, tenant: str | None = None) -> str:
+        """The signed token of a question, for a mail with a link: who has it may answer this question."""
+        asked = await self.get(interaction_id, tenant=tenant)
+        token = self._keys.sign(
+            TokenFacts(
+                asked.tenant, asked.id, asked.correlation_id, asked.instance_id, asked.step, epoch_ms(asked.deadline)
+            )
+        )
+        await interactions.seal(self._database, [(asked.id, seal_of(token))])
+        return token
+
+    def _of(self, tenant: str | None) -> str:
+        if tenant is None:
+            return self._tenant
+        check_tenant(tenant)
+        return tenant
+
+
+def _hide(cursor: str) -> str:
+    """A cursor is nothing to build by hand."""
+    return cursor.encode().hex()
+
+
+def _check_cursor(after: object) -> str:
+    try:
+        text = bytes.fromhex(str(after)).decode()
+        value: Any = decode_value(text)
+        deadline, created, id_ = value
+        UUID(id_)
+        return encode_value([str(deadline), str(created), id_], "after")
+    except (ValueError, TypeError, AttributeError, InvalidInput):
+        raise InvalidInput("after", "is no cursor; use the one of the page before") from None
