@@ -66,6 +66,10 @@ def _near_miss(wrong: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def _hint(wrong: str, known: Sequence[str], there_are: str) -> str:
+    return _near_miss(wrong, known) or f" ({there_are}: {', '.join(known) or 'none'})"
+
+
 class InvalidInput(StepwellError, ValueError):
     """A value was refused at the door; nothing was stored."""
 
@@ -77,19 +81,15 @@ class InvalidInput(StepwellError, ValueError):
 
 class UnknownMachine(InvalidInput):
     def __init__(self, machine: str, known: Sequence[str]) -> None:
-        near = _near_miss(machine, known)
-        listed = ", ".join(known) or "none"
         super().__init__("machine", f"{machine!r} is not registered; pass it to Engine(machines=[…])"
-                         f"{near or f' (registered: {listed})'}")
+                         f"{_hint(machine, known, 'registered')}")
         self.machine = machine
         self.known = tuple(known)
 
 
 class UnknownStep(InvalidInput):
     def __init__(self, machine: str, step: str, known: Sequence[str]) -> None:
-        near = _near_miss(step, known)
-        listed = ", ".join(known)
-        super().__init__("step", f"machine {machine!r} has no step {step!r}{near or f' (it has: {listed})'}")
+        super().__init__("step", f"machine {machine!r} has no step {step!r}{_hint(step, known, 'it has')}")
         self.machine = machine
         self.step = step
         self.known = tuple(known)
@@ -100,10 +100,8 @@ class UnknownLimit(InvalidInput):
 
     def __init__(self, field: str, limit: str, known: Sequence[str]) -> None:
         kind = f"{field.removesuffix('_limit')} limit" if field.endswith("_limit") else "limit"
-        listed = ", ".join(known) or "none"
-        near = _near_miss(limit, known)
         super().__init__(field, f"no {kind} is called {limit!r}; declare it in Engine(limits=[…])"
-                         f"{near or f' (declared: {listed})'}")
+                         f"{_hint(limit, known, 'declared')}")
         self.limit = limit
         self.known = tuple(known)
 
@@ -112,9 +110,8 @@ class UnknownTransport(InvalidInput):
     """A question over a transport that the engine does not have."""
 
     def __init__(self, transport: str, known: Sequence[str]) -> None:
-        listed = ", ".join(known)
         super().__init__("transport", f"no transport is called {transport!r}; pass it to Engine(transports=[…])"
-                         f"{_near_miss(transport, known) or f' (there are: {listed})'}")
+                         f"{_hint(transport, known, 'there are')}")
         self.transport = transport
         self.known = tuple(known)
 
@@ -275,12 +272,12 @@ class CompletionRefused(StepwellError):
     """An answer that was not admitted. Nothing has changed: neither the question nor its instance."""
 
     reason = "refused"
+    problem = "the answer was not admitted"
 
-    def __init__(self, interaction: str | None, problem: str) -> None:
-        named = "no question" if interaction is None else f"question {interaction}"
-        super().__init__(f"{named}: {problem}")
+    def __init__(self, interaction: str | None, problem: str | None = None) -> None:
         self.interaction = interaction
-        self.problem = problem
+        self.problem = problem or self.problem
+        super().__init__(self.problem if interaction is None else f"question {interaction}: {self.problem}")
 
 
 class UnknownInteraction(CompletionRefused, LookupError):
@@ -297,9 +294,7 @@ class InvalidToken(CompletionRefused):
 
 class CompletionConflict(CompletionRefused):
     reason = "conflict"
-
-    def __init__(self, interaction: str) -> None:
-        super().__init__(interaction, "was answered before, with another reply; the first one stands")
+    problem = "was answered before, with another reply; the first one stands"
 
 
 class InteractionClosed(CompletionRefused):
@@ -312,9 +307,7 @@ class InteractionClosed(CompletionRefused):
 
 class CompletionTooLate(CompletionRefused):
     reason = "late"
-
-    def __init__(self, interaction: str) -> None:
-        super().__init__(interaction, "its deadline has passed")
+    problem = "its deadline has passed"
 
 
 class InvalidReply(CompletionRefused):
@@ -328,17 +321,11 @@ class InvalidReply(CompletionRefused):
 class AwaitTimeout(StepwellError, TimeoutError):
     def __init__(self, machine: str, step: str, interaction: str) -> None:
         super().__init__(f"question {interaction}, asked by step {step!r} of {machine}, was not answered in time")
-        self.machine = machine
-        self.step = step
         self.interaction = interaction
 
 
 class Undeliverable(StepwellError):
-    """Raise it in a transport's `send` if trying again is of no use: the question fails."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    """Raise it in a transport's `send`, with the reason, if trying again is of no use: the question fails."""
 
 
 class InstanceFailed(StepwellError):

@@ -126,6 +126,8 @@ class Instance:
     rate_limit: str | None = None
     weight: int = 1
     queue_pause: str | None = None  # why its queue is paused, '' if nobody said; None if it is not
+    asked_over: str | None = None  # the transport of the questions it waits for
+    answers_pending: int = 0
 
     @property
     def waiting_for(self) -> str | None:
@@ -136,7 +138,8 @@ class Instance:
             case Status.AWAITING_CHILDREN:
                 return "1 child" if self.children_pending == 1 else f"{self.children_pending} children"
             case Status.AWAITING_EXTERNAL:
-                return "an answer from outside"
+                number = "an answer" if self.answers_pending == 1 else f"{self.answers_pending} answers"
+                return f"{number} over {self.asked_over!r}"
             case Status.RUNNABLE if self.hold is None:
                 return self._pause()
             case Status.RUNNABLE:

@@ -136,17 +136,23 @@ class Dispatcher(Service):
         """Write down how sendings ended, all that have ended by now at once."""
         worker_id = self._lease.worker_id
         if self._sent:
-            batch = self._sent
-            await interactions.record(self._database, worker_id, batch)
-            self._sent = self._sent[len(batch) :]
+            batch, self._sent = self._sent, []
+            try:
+                await interactions.record(self._database, worker_id, batch)
+            except BaseException:
+                self._sent = batch + self._sent
+                raise
             if delays := [sent.delay for sent in batch if sent.delay is not None]:
                 self._expect_due(min(delays).total_seconds())
             if _probes.hooks:
                 await _probes.reach("dispatcher.recorded", ids=[sent.id for sent in batch])
         if self._failed:
-            lost = self._failed
-            settled = await interactions.fail(self._database, worker_id, lost)
-            self._failed = self._failed[len(lost) :]
+            lost, self._failed = self._failed, []
+            try:
+                settled = await interactions.fail(self._database, worker_id, lost)
+            except BaseException:
+                self._failed = lost + self._failed
+                raise
             self._settled(settled)
 
 

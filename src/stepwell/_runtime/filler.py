@@ -50,7 +50,7 @@ class Filler:
             place += len(items)
             for chunk in _chunks(fresh, first, common, run.surroundings.max_payload):
                 if not await self._append(run, common, chunk):
-                    return outcome  # the claim is lost: its commit will be stale
+                    return outcome  # there is nothing to fill: its commit finds out why
             await asyncio.sleep(0)
         return outcome if max(place, asked) else Next(outcome.then, state=outcome.state)
 
@@ -60,14 +60,15 @@ class Filler:
             return 0
         async with self._database.transaction() as session:
             held = await units.hold(session, run.claim)
-        return 0 if held is None else held[1]
+        return 0 if held is None else held.opened
 
     async def _append(self, run: Run, common: Common, chunk: list[Question]) -> bool:
+        """Append a chunk; False if the claim is lost, or the unit has ended early."""
         async with self._database.transaction() as session:
             held = await units.hold(session, run.claim)
-            if held is None:
+            if held is None or held.has_ended:
                 return False
-            out = await units.append(session, run.claim, held[0], common, chunk)
+            out = await units.append(session, run.claim, held.unit_id, common, chunk)
         if _probes.hooks:
             await _probes.reach("filler.appended", id=run.claim.id, number=len(chunk))
         if out and common.sends:

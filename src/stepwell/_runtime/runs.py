@@ -93,8 +93,8 @@ class Run(msgspec.Struct, frozen=True):
     ) -> Commit:
         """The commit of an outcome; `error` is what `handle` saw, `is_filled`: what an Ask.each asks was asked."""
         if isinstance(outcome, AskEach) and not is_filled:
-            raise InvalidOutcome("outcome", "a transactional step can not Ask.each: each chunk of items has a transaction of its "
-                                 "own; go on at a plain step that asks")
+            raise InvalidOutcome("outcome", "a transactional step can not Ask.each, which has transactions of its own; "
+                                 "go on at a plain step that asks")
         commit = transition(
             outcome, claim=self.claim, definition=self.definition, state=ctx.state, mark=self.mark,
             max_payload=self.surroundings.max_payload, error=error,

@@ -353,6 +353,7 @@ def _shown(text: str) -> Any:
 def read_row(row: Row | Mapping[str, Any]) -> Instance:
     """A row of read.sql or list.sql."""
     fields: dict[str, Any] = dict(row)
+    fields.pop("await_unit_id", None)
     error = fields["error"]
     fields |= {
         "status": Status(fields["status"]),

@@ -68,10 +68,18 @@ async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
     await db.fetch("units/open", _ENCODER.encode(units).decode(), *_columns(types.values()))
 
 
-async def hold(db: Session, claim: Claim) -> tuple[int, int] | None:
-    """Keep an executing instance; returns the unit it fills and how many questions that has, None if it is not ours."""
+class Filling(msgspec.Struct, frozen=True):
+    """The unit that an executing instance fills."""
+
+    unit_id: int
+    opened: int  # questions so far
+    has_ended: bool  # before it was full: the time of one was over
+
+
+async def hold(db: Session, claim: Claim) -> Filling | None:
+    """Keep an executing instance, to append to the unit it fills; None if it is not ours any more."""
     rows = await db.fetch("units/hold", claim.id, claim.worker_id, claim.fence)
-    return (rows[0]["unit_id"], rows[0]["opened"]) if rows else None
+    return Filling(*rows[0]) if rows else None
 
 
 async def append(db: Session, claim: Claim, unit_id: int, common: Common, questions: Sequence[Question]) -> int:

@@ -22,6 +22,7 @@ from stepwell.outcomes import Result
 from stepwell.sync.blocking import blocking, staying
 from stepwell.sync.handle import SyncHandle, handing, handing_each
 from stepwell.sync.insights import SyncInsights
+from stepwell.sync.interactions import SyncInteractions
 from stepwell.sync.limiting import SyncLimiting
 from stepwell.sync.queues import SyncQueues
 from stepwell.sync.relay import Relay
@@ -49,6 +50,7 @@ class SyncEngine:
     signal = blocking(Engine.signal)
     signal_many = blocking(Engine.signal_many)
     signal_or_start = handing(Engine.signal_or_start)
+    complete = blocking(Engine.complete)
     cancel = blocking(Engine.cancel)
     retry = blocking(Engine.retry)
     restart = blocking(Engine.restart)
@@ -72,6 +74,11 @@ class SyncEngine:
     def limits(self) -> SyncLimiting:
         """The limits at run time: look at them, change them, reset them."""
         return SyncLimiting(self._ask)
+
+    @property
+    def interactions(self) -> SyncInteractions:
+        """Questions to the world: what is open, one of them, its token."""
+        return SyncInteractions(self._ask)
 
     @property
     def queues(self) -> SyncQueues:

@@ -2,12 +2,12 @@
 -- Index: the primary key, backwards from the cursor; the wide rows only for the page, by their primary key (joined
 --   without the lateral limit, they are merged from the newest down to the cursor). Locks: none.
 -- A null filter filters nothing: planned anew each time, since no plan is good for all of them.
--- Returns: the page, each with why its queue is paused, if it is.
+-- Returns: the page, each with why its queue is paused, if it is, and with what it asks, if it waits for an answer.
 with page as materialized (
   select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
          i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
          i.children_pending, i.created_at, i.updated_at, i.finished_at,
-         i.concurrency_limit, i.rate_limit, i.weight
+         i.concurrency_limit, i.rate_limit, i.weight, i.await_unit_id
   from stepwell.instances i
   where i.id < coalesce($1::bigint, 9223372036854775807)
     and ($2::text[] is null or i.status = any ($2))
@@ -27,7 +27,8 @@ with page as materialized (
   where q.paused_at is not null
 )
 select p.*, d.state, d.result, d.error, d.operated,
-       (select q.reason from paused q where q.name = p.queue) as queue_pause
+       (select q.reason from paused q where q.name = p.queue) as queue_pause,
+       u.transport as asked_over, coalesce(u.opened - u.resolved, 0) as answers_pending
 from page p
 cross join lateral (
   select d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated
@@ -35,4 +36,10 @@ cross join lateral (
   where d.id = p.id
   limit 1
 ) d
+left join lateral (
+  select u.transport, u.opened, u.resolved
+  from stepwell.await_units u
+  where u.id = p.await_unit_id and p.status = 'awaiting_external'
+  limit 1
+) u on true
 order by p.id desc

@@ -1,4 +1,5 @@
--- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox, questions and side row.
+-- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox, questions and side
+-- row.
 -- Keeps: one pruner acts at a time (a try-lock, to the end of the statement); what a live parent still needs;
 --   keys of scope 'forever' leave a tombstone.
 -- Index: instances_finished, one range per machine. Locks: the rows, skip locked. Machines that nobody

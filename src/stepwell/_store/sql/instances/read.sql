@@ -1,4 +1,4 @@
--- Read instances whole, and why their queues are paused, if they are.
+-- Read instances whole, why their queues are paused, if they are, and what they ask, if they wait for an answer.
 -- Index: the primary keys (any (array[…]): see commit.sql). Locks: none.
 select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
        i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
@@ -7,6 +7,9 @@ select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.
        d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated,
        (select coalesce(q.reason, '')
         from stepwell.queues q
-        where q.name = i.queue and q.paused_at is not null) as queue_pause
-from stepwell.instances i join stepwell.instance_data d on d.id = any (array[i.id])
+        where q.name = i.queue and q.paused_at is not null) as queue_pause,
+       u.transport as asked_over, coalesce(u.opened - u.resolved, 0) as answers_pending
+from stepwell.instances i
+join stepwell.instance_data d on d.id = any (array[i.id])
+left join stepwell.await_units u on u.id = any (array[i.await_unit_id]) and i.status = 'awaiting_external'
 where i.id = any ($1::bigint[])

@@ -2,8 +2,8 @@
 -- queues have work, and when to look again.
 -- Keeps: a row is due once; a deadline is a wake, not a failure: awaits and attempt stay; a locked row is left for the
 --   next look. What came due comes due again if the server loses it: no wait for the disk.
--- Index: instances_due, instances_deadline; interactions_deadline and interactions_dispatch, one probe each; instances_claim and instances_fair for one probe each per queue of $1
---   (offset 0: never joined); queues.
+-- Index: instances_due, instances_deadline; instances_claim and instances_fair for one probe each per queue of $1
+--   (offset 0: never joined); interactions_deadline, and interactions_dispatch per transport of $2; queues.
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
 -- Returns: one row: how many came due, their queues, the queues of $1 with work that may be claimed, up to 100 rate
 --   limits whose line may go on (buckets_next); those of $1 that are paused, that are fair (or have rows left of when

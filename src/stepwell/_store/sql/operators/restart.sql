@@ -1,6 +1,7 @@
 -- Put an instance, whatever its status, at a step of the operator's choice, with another state if one is given.
 -- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited, also
---   the unit with its replies (units/close.sql closes it, if it is open); the inbox, but of one that was done: what is there was to be dropped.
+--   the unit with its replies (units/close.sql closes it, if it is open); the inbox, but of one that was done: what is
+--   there was to be dropped.
 --   It needs what its new step declares ($5 to $7), or else its own concurrency limit.
 -- Index: the primary key, signals_inbox. Locks: the row. Returns: id, fence, queue, whether it was executing, and the
 --   limit of which it held a slot, or waited for one.

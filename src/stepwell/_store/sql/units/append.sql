@@ -30,7 +30,7 @@ with unit as materialized (
   on conflict (id) do update set opened = u.opened + excluded.opened, in_flight = u.in_flight + excluded.in_flight
 ), items as materialized (
   select n.*, g.id, g.request, (n.before + g.place - 1)::integer as item, g.place <= n.room as is_out,
-         case when n.is_shared then '' else n.instance_id || ':' || n.visit || ':' || (n.before + g.place - 1) || ':' end
+         case when n.is_shared then '' else concat(n.instance_id, ':', n.visit, ':', n.before + g.place - 1, ':') end
            || coalesce(g.fields, '') as key
   from unit n
   cross join unnest($2::uuid[], $3::text[], $4::text[]) with ordinality as g(id, request, fields, place)

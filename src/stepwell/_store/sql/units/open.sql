@@ -6,7 +6,7 @@
 -- Index: the primary key of instances. Locks: none but the new rows. Returns: nothing.
 with asked as materialized (
   select a.*, i.visit, i.tenant, i.machine, i.version,
-         case when a.is_shared then '' else i.id || ':' || i.visit || ':0:' end || coalesce(a.fields, '') as key
+         case when a.is_shared then '' else concat(i.id, ':', i.visit, ':0:') end || coalesce(a.fields, '') as key
   from json_to_recordset($1::json) as a(
          unit_id bigint, instance_id bigint, id uuid, step text, transport text, sends boolean, reply_type text,
          timeout interval, on_timeout text, requires_token boolean, assignee text, group_name text, request jsonb,

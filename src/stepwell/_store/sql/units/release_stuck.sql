@@ -1,7 +1,6 @@
 -- Let go what should not be parked: instances that wait for a unit which has ended, or which is not there. Looks at up
 -- to 500 parked rows after $1, so that everything is looked at in turn, whatever there is.
--- Keeps: the row is locked, and its unit read again by the locking statement's own snapshot; who is being answered right
---   now is locked by that, and passed over.
+-- Keeps: the row is locked, and judged once more; who is being answered right now is locked by that, and passed over.
 -- Index: instances_external, the primary key. Locks: the rows, skip locked.
 -- Returns: one row: the last id that was looked at (null: the end), what was let go, and the queues.
 with parked as materialized (

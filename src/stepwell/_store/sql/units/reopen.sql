@@ -5,7 +5,8 @@
 -- Returns: the transports with something to send; nothing if there is nothing to ask again.
 with again as (
   update stepwell.await_units u
-  set status = 'waiting', finished_at = null, resolved = n.answered, in_flight = least(u.opened - n.answered, u."window")
+  set status = 'waiting', finished_at = null, resolved = n.answered,
+      in_flight = least(u.opened - n.answered, u."window")
   from (select i.await_unit_id as id,
                (select count(*) from stepwell.interactions q
                 where q.unit_id = i.await_unit_id and q.status = 'completed')::integer as answered

@@ -4,7 +4,7 @@
 -- $2: questions that were answered, timed out or failed for good; $3: those of them that were out; $4: what ends a unit
 --   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
---   only from the unit it waits for.
+--   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
 -- Index: the primary keys, interactions_queued, interactions_item. Locks: units, then interactions, then the instances
 --   (ours already).
 -- Returns: one row: the queues of instances that go on, the transports with something to send, and the seconds to the
@@ -59,12 +59,20 @@ with given as materialized (
   from next_ones n
   where q.id = any (array[n.id])
   returning case when n.is_sent then q.transport end as transport, n.timeout
+), ended as materialized (
+  select c.id, c.instance_id
+  from counted c
+  where c.status <> 'waiting'
+  union all
+  select u.id, u.instance_id
+  from unnest($1::bigint[], $5::boolean[]) as g(unit_id, is_filled)
+  join stepwell.await_units u on u.id = any (array[g.unit_id])
+  where g.is_filled and u.status <> 'waiting'
 ), woken as (
   update stepwell.instances i
   set status = 'runnable', due_at = stepwell.now(), updated_at = stepwell.now()
-  from counted c
-  where i.id = any (array[c.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = c.id
-    and c.status <> 'waiting'
+  from ended e
+  where i.id = any (array[e.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = e.id
   returning i.queue
 )
 select array(select w.queue from woken w) as queues,
