@@ -7,7 +7,7 @@ from datetime import timedelta
 from time import perf_counter, time
 from typing import Any
 
-from stepwell import Await, Context, Done, Machine, Next, Spawn, step
+from stepwell import Ask, Await, Context, Done, Machine, Next, Outcome, Spawn, step
 
 
 @dataclass
@@ -47,6 +47,30 @@ class Timed(Machine, state=Note):
     @step
     async def start(self, ctx: Context[Note]) -> Done:
         ctx.resources[ctx.id] = perf_counter()
+        return Done()
+
+
+class Asked(Machine):
+    """Asks one question, or one per item; notes when it went on by the answer, if its resources are a dict."""
+
+    @dataclass
+    class State:
+        transport: str = "inbox"
+        items: int = 0
+        note: str = ""
+
+    @step
+    async def start(self, ctx: Context[State]) -> Outcome:
+        state = ctx.state
+        if not state.items:
+            return Ask(state.transport, {"note": state.note}, reply=bool, then=self.finish)
+        items = ({"item": number} for number in range(state.items))
+        return Ask.each(state.transport, items, reply=bool, then=self.finish, window=2_000)
+
+    @step
+    async def finish(self, ctx: Context[State]) -> Done:
+        if ctx.resources is not None:
+            ctx.resources[ctx.id] = perf_counter()
         return Done()
 
 
@@ -92,4 +116,4 @@ class Alarm(Machine, state=Note):
         return Done()
 
 
-ALL: tuple[Any, ...] = (Once, Count, Timed, Parked, Family, Alarm)
+ALL: tuple[Any, ...] = (Once, Count, Timed, Asked, Parked, Family, Alarm)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from benchmarks.figures import Workload
 from benchmarks.workloads import (
+    answer_latency,
+    asks,
     children,
     drain,
     idle,
@@ -21,7 +23,7 @@ from benchmarks.workloads import (
 ALL: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
-        drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, timer, idle,
-        memory,
+        drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, asks,
+        answer_latency, timer, idle, memory,
     )
 }  # fmt: skip
