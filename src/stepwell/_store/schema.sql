@@ -258,7 +258,7 @@ return query
 -- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
 -- Keeps: the order of the checks (token, answered before, closed, too late, type); whatever is refused changes nothing.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
--- Index: the primary keys. Locks: the questions that are answered.
+-- Index: the primary keys (|| '': no other). Locks: the questions that are answered.
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
 --   question was out.
 with given as materialized (
@@ -291,7 +291,7 @@ with given as materialized (
   set status = 'completed', reply = j.reply, actor = j.actor, finished_at = stepwell.now(), error = null
   from judged j
   where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
-    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 )
 select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
        j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out
@@ -926,7 +926,7 @@ with closed as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.now()
   where q.unit_id = any (array(select c.id from closed c))
-    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 )
 select c.id from closed c;
 end
@@ -946,7 +946,7 @@ return query
 --   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
 --   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
--- Index: the primary keys, interactions_queued, interactions_item. Locks: units, then interactions, then the instances
+-- Index: the primary keys (|| '': no other), interactions_queued, interactions_item. Locks: units, then interactions, then the instances
 --   (ours already).
 -- Returns: one row: the queues of instances that go on, the transports with something to send, and the seconds to the
 --   first deadline of what was let out.
@@ -964,7 +964,7 @@ with given as materialized (
   from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[])
        as g(unit_id, resolved, returned, ended, is_filled)
   join stepwell.await_units u on u.id = any (array[g.unit_id])
-  where u.status = 'waiting'
+  where u.status || '' = 'waiting'
   order by g.unit_id
 ), counted as (
   update stepwell.await_units u
@@ -974,14 +974,14 @@ with given as materialized (
       status = g.status,
       finished_at = case when g.status <> 'waiting' then stepwell.now() end
   from given g
-  where u.id = any (array[g.unit_id]) and u.status = 'waiting'
+  where u.id = any (array[g.unit_id]) and u.status || '' = 'waiting'
   returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport,
             case when g.status = 'waiting' then g.room end as room
 ), closed as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.now()
   where q.unit_id = any (array(select c.id from counted c where c.status in ('timed_out', 'failed')))
-    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 ), next_ones as materialized (
   select n.id, c.is_sent, c.timeout
   from counted c

@@ -2,7 +2,7 @@
 -- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
 -- Keeps: the order of the checks (token, answered before, closed, too late, type); whatever is refused changes nothing.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
--- Index: the primary keys. Locks: the questions that are answered.
+-- Index: the primary keys (|| '': no other). Locks: the questions that are answered.
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
 --   question was out.
 with given as materialized (
@@ -35,7 +35,7 @@ with given as materialized (
   set status = 'completed', reply = j.reply, actor = j.actor, finished_at = stepwell.now(), error = null
   from judged j
   where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
-    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 )
 select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
        j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out

@@ -4,7 +4,7 @@ with ended as (
   update stepwell.interactions q
   set status = 'failed', error = g.error, finished_at = stepwell.now(), worker_id = null
   from unnest($2::uuid[], $3::integer[], $4::text[]) as g(id, attempt, error)
-  where q.id = any (array[g.id]) and q.status = 'dispatching' and q.worker_id = $1 and q.attempts = g.attempt
+  where q.id = any (array[g.id]) and q.status || '' = 'dispatching' and q.worker_id = $1 and q.attempts = g.attempt
   returning q.unit_id
 )
 select e.unit_id, count(*)::integer as number from ended e group by e.unit_id

@@ -4,7 +4,7 @@
 select q.id::text as id,
        jsonb_build_array(coalesce(q.deadline, 'infinity'), q.created_at, q.id)::text as cursor
 from stepwell.interactions q
-join stepwell.await_units u on u.id = q.unit_id
+join stepwell.await_units u on u.id = any (array[q.unit_id])
 where q.tenant = $1 and q.status in ('waiting', 'dispatching', 'dispatched')
   and ($2::text is null or q.assignee = $2)
   and ($3::text is null or q.group_name = $3)
@@ -12,8 +12,9 @@ where q.tenant = $1 and q.status in ('waiting', 'dispatching', 'dispatched')
   and ($5::text is null or u.step = $5)
   and ($6::text is null or q.transport = $6)
   and ($7::boolean is null or coalesce(q.deadline <= stepwell.now(), false) = $7)
-  and ($9::text is null
-       or (coalesce(q.deadline, 'infinity'), q.created_at, q.id)
-          > (($9::jsonb ->> 0)::timestamptz, ($9::jsonb ->> 1)::timestamptz, ($9::jsonb ->> 2)::uuid))
+  and (coalesce(q.deadline, 'infinity'), q.created_at, q.id)
+      > (coalesce(($9::text::jsonb ->> 0)::timestamptz, '-infinity'),
+         coalesce(($9::text::jsonb ->> 1)::timestamptz, '-infinity'),
+         coalesce(($9::text::jsonb ->> 2)::uuid, '00000000-0000-0000-0000-000000000000'))
 order by coalesce(q.deadline, 'infinity'), q.created_at, q.id
 limit $8

@@ -6,6 +6,6 @@ select q.id::text as id, q.tenant, q.instance_id, u.machine, u.version, u.step, 
        q.idempotency_key, q.attempts, q.error, q.metadata::text as metadata, q.deadline,
        coalesce(q.deadline <= stepwell.now(), false) as is_overdue, q.created_at, q.dispatched_at, q.finished_at
 from stepwell.interactions q
-join stepwell.await_units u on u.id = q.unit_id
-join stepwell.reply_types t on t.id = u.reply_type
+join stepwell.await_units u on u.id = any (array[q.unit_id])
+join stepwell.reply_types t on t.id = any (array[u.reply_type])
 where q.id = any ($1::uuid[]) and q.tenant = $2

@@ -11,5 +11,5 @@ with lost as materialized (
 update stepwell.interactions q
 set status = 'waiting', next_at = stepwell.now(), worker_id = null
 from lost l
-where q.id = any (array[l.id]) and q.status = 'dispatching'
+where q.id = any (array[l.id]) and q.status || '' = 'dispatching'
 returning q.transport

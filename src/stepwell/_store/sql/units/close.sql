@@ -10,6 +10,6 @@ with closed as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.now()
   where q.unit_id = any (array(select c.id from closed c))
-    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 )
 select c.id from closed c

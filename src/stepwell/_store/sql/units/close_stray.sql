@@ -3,7 +3,7 @@
 with closed as (
   update stepwell.await_units u
   set status = 'cancelled', finished_at = stepwell.now()
-  where u.id = any ($1::bigint[]) and u.status = 'waiting'
+  where u.id = any ($1::bigint[]) and u.status || '' = 'waiting'
     and not exists (select from stepwell.instances i
                     where i.id = u.instance_id and u.id in (i.await_unit_id, i.filling_unit_id)
                     offset 0)
@@ -12,6 +12,6 @@ with closed as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.now()
   where q.unit_id = any (array(select c.id from closed c))
-    and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 )
 select c.id from closed c

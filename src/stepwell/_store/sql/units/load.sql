@@ -4,7 +4,7 @@ select u.id as unit_id, u.status as unit_status, u."window" is null as is_one, u
        t.reference::text as reference, q.id::text as id, q.item, q.status,
        q.reply::text as reply, q.actor, q.finished_at, q.error
 from stepwell.await_units u
-join stepwell.reply_types t on t.id = u.reply_type
-join stepwell.interactions q on q.unit_id = u.id
+join stepwell.reply_types t on t.id = any (array[u.reply_type])
+join stepwell.interactions q on q.unit_id = any (array[u.id])
 where u.id = any ($1::bigint[])
 order by u.id, q.item
