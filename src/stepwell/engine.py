@@ -14,6 +14,7 @@ from stepwell._core.registry import Registry
 from stepwell._core.tokens import TokenKeys
 from stepwell._runtime.asking import World
 from stepwell._runtime.caller import Around
+from stepwell._runtime.dispatcher import Opened
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.hooks import Hooks
 from stepwell._runtime.notifier import Notifier
@@ -194,7 +195,7 @@ class Engine(Doors):
                 database=database, registry=self._registry, notifier=notifier, emitter=self._emitter,
                 settings=settings, resources=resources, around_sync_steps=self._around_sync_steps,
                 world=World(
-                    tuple(self._transports.values()), self._token_keys, self._doors.completing.complete,
+                    self._ways_out, self._token_keys, self._doors.completing.complete,
                     self._doors.completing.settled,
                 ),
             )  # fmt: skip
@@ -232,6 +233,7 @@ class Engine(Doors):
             await stack.aclose()
             raise
         self._open, self._database, self._notifier = stack, database, notifier
+        self._ways_out = tuple(Opened(transport) for transport in self._transports.values())
         self._client = Client(
             database, self._registry, notifier, self._emitter, self.settings, self._token_keys
         )

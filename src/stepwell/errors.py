@@ -11,6 +11,7 @@
     │   ├── PayloadTooLarge            a value over `max_payload`
     │   ├── InvalidConnection          a connection that can not carry the caller's transaction
     │   │   └── IsolationTooHigh       its transaction is above READ COMMITTED
+    │   ├── InvalidSignature           a webhook's request whose signature is missing, wrong or old
     │   └── InvalidOutcome             a step returned something that is no outcome
     ├── DefinitionError (TypeError)    a machine or a job is written wrongly
     ├── SettingError (ValueError)      an unknown setting, or a value out of range; `.setting` names it
@@ -39,6 +40,7 @@
     │   ├── CompletionTooLate          its deadline has passed
     │   └── InvalidReply               the reply is not of the type that was asked for; the question stays open
     ├── AwaitTimeout (TimeoutError)    a question was not answered in time, and was to fail its instance then
+    ├── SendFailed                     raised by a transport: this sending failed, and is tried again
     ├── Undeliverable                  raised by a transport: this question can never be sent
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
@@ -143,6 +145,10 @@ class IsolationTooHigh(InvalidConnection):
     """The caller's transaction is REPEATABLE READ or SERIALIZABLE; it has failed by now, and holds nothing of ours."""
 
 
+class InvalidSignature(InvalidInput):
+    """A request that claims to come from a webhook of ours, and can not show it. Answer it with 401."""
+
+
 class InvalidOutcome(InvalidInput):
     """A step or `handle` returned something that is no outcome, or an outcome that can not be carried out."""
 
@@ -199,16 +205,14 @@ class SchemaOutdated(DatabaseError):
     def __init__(self, found: int, needed: int) -> None:
         what = f"is at version {found}" if found else "is missing"
         super().__init__(f"the schema 'stepwell' {what}, version {needed} is needed; run: stepwell migrate")
-        self.found = found
-        self.needed = needed
+        self.found, self.needed = found, needed
 
 
 class SchemaTooNew(DatabaseError):
     def __init__(self, found: int, known: int) -> None:
         super().__init__(f"the schema 'stepwell' is at version {found}, this Stepwell knows up to {known}; "
                          "upgrade the package on this host")
-        self.found = found
-        self.known = known
+        self.found, self.known = found, known
 
 
 class EmbeddedError(DatabaseError):
@@ -324,6 +328,14 @@ class AwaitTimeout(StepwellError, TimeoutError):
         self.interaction = interaction
 
 
+class SendFailed(StepwellError):
+    """Raise it, or anything else, in a transport's `send`: the question is sent again, `retry_after` if given."""
+
+    def __init__(self, problem: str, retry_after: timedelta | None = None) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+
+
 class Undeliverable(StepwellError):
     """Raise it in a transport's `send`, with the reason, if trying again is of no use: the question fails."""
 
@@ -331,19 +343,14 @@ class Undeliverable(StepwellError):
 class InstanceFailed(StepwellError):
     def __init__(self, instance_id: int, machine: str, step: str, error_type: str, message: str) -> None:
         super().__init__(f"{machine} #{instance_id} failed at step {step!r}: {error_type}: {message}")
-        self.id = instance_id
-        self.machine = machine
-        self.step = step
-        self.error_type = error_type
-        self.message = message
+        self.id, self.machine, self.step = instance_id, machine, step
+        self.error_type, self.message = error_type, message
 
 
 class InstanceCancelled(StepwellError):
     def __init__(self, instance_id: int, machine: str, reason: str | None) -> None:
         super().__init__(f"{machine} #{instance_id} was cancelled" + (f": {reason}" if reason else ""))
-        self.id = instance_id
-        self.machine = machine
-        self.reason = reason
+        self.id, self.machine, self.reason = instance_id, machine, reason
 
 
 class InvalidResult(StepwellError):
@@ -351,19 +358,14 @@ class InvalidResult(StepwellError):
         super().__init__(f"{job} #{instance_id} is done, but its stored result does not fit what the job returns: "
                          f"{field}: {problem}; correct the annotation, or read it as it is from (await handle.get())"
                          ".result")
-        self.id = instance_id
-        self.job = job
-        self.field = field
-        self.problem = problem
+        self.id, self.job = instance_id, job
+        self.field, self.problem = field, problem
 
 
 class StepTimeout(StepwellError, TimeoutError):
     def __init__(self, machine: str, step: str, timeout: timedelta) -> None:
-        super().__init__(f"step {step!r} of {machine} ran longer than its timeout of "
-                         f"{timeout.total_seconds():g} s")
-        self.machine = machine
-        self.step = step
-        self.timeout = timeout
+        super().__init__(f"step {step!r} of {machine} ran longer than its timeout of {timeout.total_seconds():g} s")
+        self.machine, self.step, self.timeout = machine, step, timeout
 
 
 class NotTransactional(StepwellError, RuntimeError):
@@ -375,9 +377,7 @@ class NotTransactional(StepwellError, RuntimeError):
             f"step {step!r} of {machine} has no connection; mark it with @step(transactional=True), "
             "or a job with @job(transactional=True)"
         )  # fmt: skip
-        self.machine = machine
-        self.step = step
-        self.in_handle = in_handle
+        self.machine, self.step, self.in_handle = machine, step, in_handle
 
 
 class TransactionBroken(StepwellError):

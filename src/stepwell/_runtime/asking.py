@@ -23,7 +23,7 @@ log = logging.getLogger("stepwell")
 class World(NamedTuple):
     """What an engine brings along for questions: ways out, keys for tokens, the door for answers, whom to tell."""
 
-    transports: Sequence[Transport]
+    transports: Sequence[Opened]
     token_keys: TokenKeys
     admit: Admit
     settled: Callable[[Settled], None]
@@ -43,7 +43,8 @@ class Asking:
         expect_due: Callable[[float], None],
     ) -> None:
         self.settled = world.settled
-        self._opened = [Opened(transport) for transport in world.transports]
+        self._lease = lease
+        self._opened = world.transports
         dispatch = partial(
             Dispatcher, database=database, lease=lease, token_keys=world.token_keys, settled=world.settled,
             expect_due=expect_due,
@@ -52,7 +53,7 @@ class Asking:
             opened.transport.name: dispatch(opened) for opened in self._opened if opened.transport.sends
         }
         self._receivers = [
-            Receiver(opened, world.admit) for opened in self._opened
+            Receiver(opened, lease, world.admit) for opened in self._opened
             if type(opened.transport).receive is not Transport.receive
         ]  # fmt: skip
         self._reconciler = Reconciler(
@@ -85,6 +86,6 @@ class Asking:
             await dispatcher.drain(patience)
         for opened in self._opened:
             try:
-                await opened.close()
+                await opened.close(self._lease)
             except Exception as error:  # noqa: BLE001 - a transport's own trouble ends nothing
                 log.warning("transport %s: did not close: %s", opened.transport.name, error)

@@ -21,7 +21,7 @@ from stepwell._store import interactions
 from stepwell._store.database import Database
 from stepwell._store.interactions import Outgoing, Sent
 from stepwell._store.units import Settled
-from stepwell.errors import Undeliverable
+from stepwell.errors import SendFailed, Undeliverable
 from stepwell.transports import Admit, Transport
 
 log = logging.getLogger("stepwell")
@@ -30,24 +30,28 @@ MAX_MESSAGE = 1_000
 
 
 class Opened:
-    """A transport that its dispatcher and its receiver share: opened by whoever is first, closed once."""
+    """A transport that an engine's workers share: opened by whoever is first, closed by whoever is last."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._is_open = False
+        self._users: set[object] = set()
         self._opening = asyncio.Lock()
 
-    async def ensure(self) -> None:
-        async with self._opening:
-            if not self._is_open:
-                await self.transport.open()
-                self._is_open = True
+    async def ensure(self, user: object) -> None:
+        """Open it unless somebody has; a user that was there is no second one."""
+        if user not in self._users:
+            async with self._opening:
+                if not self._users:
+                    await self.transport.open()
+                self._users.add(user)
 
-    async def close(self) -> None:
+    async def close(self, user: object) -> None:
+        """This user needs it no more."""
         async with self._opening:
-            if self._is_open:
-                self._is_open = False
-                await self.transport.close()
+            if user in self._users:
+                self._users.remove(user)
+                if not self._users:
+                    await self.transport.close()
 
 
 class Dispatcher(Service):
@@ -81,7 +85,7 @@ class Dispatcher(Service):
         room = self.transport.max_in_flight - len(self._sending)
         if room <= 0 or self._is_draining or not self._lease.is_held:
             return None
-        await self._opened.ensure()
+        await self._opened.ensure(self._lease)
         taken = await interactions.claim(self._database, self._lease.worker_id, self.transport.name, room)
         if _probes.hooks and taken:
             await _probes.reach("dispatcher.claimed", ids=[out.dispatch.interaction_id for out in taken])
@@ -124,7 +128,8 @@ class Dispatcher(Service):
             log.warning("%s: %s can not be sent: %s", self.name, dispatch.interaction_id, error)
             self._failed.append((dispatch, str(error)[:MAX_MESSAGE]))
         except Exception as error:  # noqa: BLE001 - the transport's; it is tried again
-            delay = self.transport.backoff(dispatch.attempt)
+            asked = error.retry_after if isinstance(error, SendFailed) else None
+            delay = self.transport.backoff(dispatch.attempt) if asked is None else asked
             log.info("%s: %s was not sent: %s", self.name, dispatch.interaction_id, _said(error))
             self._sent.append(Sent(dispatch.interaction_id, dispatch.attempt, delay, error=_said(error)))
         else:
@@ -159,15 +164,22 @@ class Dispatcher(Service):
 class Receiver(Service):
     """One transport's way back: lets it bring answers in, and comes back to it when it fails."""
 
-    def __init__(self, opened: Opened, admit: Admit) -> None:
+    def __init__(self, opened: Opened, lease: Lease, admit: Admit) -> None:
         super().__init__(f"receiver of {opened.transport.name}")
         self._opened = opened
+        self._lease = lease
         self._admit = admit
 
     async def tick(self) -> float | None:
-        await self._opened.ensure()
+        await self._opened.ensure(self._lease)
         await self._opened.transport.receive(self._admit)
         return None
+
+    async def stop(self) -> None:
+        """Receiving ends when it is cancelled, not before: there is nothing to wait for."""
+        if self._task is not None:
+            self._task.cancel()
+        await super().stop()
 
 
 def facts_of(dispatch: Dispatch) -> TokenFacts:

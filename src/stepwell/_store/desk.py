@@ -29,12 +29,22 @@ select least((select min(i.due_at)
               where exists (select
                             from stepwell.instances i
                             where i.rate_limit = b.key and i.status = 'runnable' and i.hold = 'rate'
-                              and i.hold_reason is null and ($1::text[] is null or i.queue = any ($1::text[])))))"""
+                              and i.hold_reason is null and ($1::text[] is null or i.queue = any ($1::text[])))),
+             (select min(q.next_at)
+              from stepwell.interactions q
+              where q.status = 'waiting' and q.transport = any ($2::text[])
+                and (q.deadline is null or q.deadline > q.next_at)))"""
 
 _DEADLINES = """
-select count(*), max(i.deadline)
-from stepwell.instances i
-where i.status = 'awaiting_signal' and i.deadline is not null"""
+select count(*), max(d.deadline)
+from (select i.deadline
+      from stepwell.instances i
+      where i.status = 'awaiting_signal' and i.deadline is not null
+      union all
+      select max(q.deadline)
+      from stepwell.interactions q
+      where q.status in ('waiting', 'dispatching', 'dispatched') and q.deadline is not null
+      group by q.instance_id) d"""
 
 _ALIVE = """
 select w.id, w.pid
@@ -75,9 +85,9 @@ class Desk:
         rows = await self._fetch(_NEXT, queues)
         return Runnable(**rows[0]) if rows else None
 
-    async def next_due(self, queues: Sequence[str] | None) -> datetime | None:
-        """When the next row that waits for its time comes due, or the next one that waits for tokens has them."""
-        [(due,)] = await self._fetch(_DUE, queues)
+    async def next_due(self, queues: Sequence[str] | None, transports: Sequence[str]) -> datetime | None:
+        """When the next row comes due that waits for its time, or for tokens, or to be sent again."""
+        [(due,)] = await self._fetch(_DUE, queues, list(transports))
         return due  # type: ignore[no-any-return]  # the column's type
 
     async def deadlines(self) -> tuple[int, datetime | None]:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from stepwell._core.interactions import Answer, Completion
 from stepwell._core.records import Claim
 from stepwell._store.database import WORKER, Database
 from stepwell._store.desk import Desk, Runnable
@@ -117,7 +118,10 @@ class Drain:
         if worker.taken:
             await self._collect(worker)
             return True
-        return found is not None
+        return found is not None or await worker.ask_world(self._admit, self._patience)
+
+    async def _admit(self, answer: Answer) -> Completion:
+        return await self._engine._doors.completing.complete(answer)  # noqa: SLF001 - as a worker's receiver does
 
     async def _claim(self, worker: SteppedWorker, found: Runnable) -> None:
         """Claim; what is locked by somebody's transaction is tried again for a while."""
@@ -152,7 +156,8 @@ class Drain:
             )
 
     async def _skip(self, skip_ahead: Callable[[datetime], Awaitable[None]]) -> bool:
-        due = await self._desk.next_due(self._queues)
+        sending = [name for name, transport in self._engine._transports.items() if transport.sends]  # noqa: SLF001 - the kit's
+        due = await self._desk.next_due(self._queues, sending)
         if due is not None:
             await skip_ahead(due)
         return due is not None

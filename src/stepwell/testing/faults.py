@@ -14,7 +14,7 @@ from stepwell._core.records import Claim
 from stepwell.testing.points import check_point
 
 _AT_WORK: ContextVar[object] = ContextVar("stepwell drain")
-_NOT_IN_DRAIN = ("heartbeat.", "pruner.", "reaper.")
+_NOT_IN_DRAIN = ("heartbeat.", "pruner.", "reaper.", "reconciler.")
 
 
 class Fault:

@@ -23,6 +23,7 @@ from stepwell.testing.draining import Drain, Look, Workplace
 from stepwell.testing.effects import Effect, Effects
 from stepwell.testing.faults import Fault
 from stepwell.testing.keeper import SERVER_SETTINGS, keeper
+from stepwell.testing.scripted import Scripted
 from stepwell.testing.tally import Ran, Tally
 
 __all__ = ["SERVER_SETTINGS", "Harness"]
@@ -52,6 +53,9 @@ class Harness:
         if self._engine is not None:
             raise HarnessError("this harness is open already; make another one for another database")
         _check_asyncio()
+        for transport in self._settings.get("transports", ()):
+            if isinstance(transport, Scripted):
+                transport.rewind()
         try:
             kept = keeper()
             self.url = await kept.take()

@@ -7,12 +7,17 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from stepwell._core.records import Claim, Instance
+from stepwell._runtime.asking import Asking
 from stepwell._runtime.claimer import Claimer
+from stepwell._runtime.dispatcher import Dispatcher
 from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.worker import Worker
 from stepwell._store import instances
+from stepwell.errors import HarnessError
+from stepwell.testing.scripted import Scripted
+from stepwell.transports import Admit
 
 Take = Callable[[Sequence[Claim]], Coroutine[Any, Any, None]]
 
@@ -48,6 +53,48 @@ class LedTimers(Timers):
 
     def start(self) -> None:
         """Stay still."""
+
+
+class LedAsking(Asking):
+    """Sends and brings answers in only when it is told to; one that has died sends nothing any more."""
+
+    def start(self) -> None:
+        """Stay still."""
+
+    async def go_round(self, admit: Admit, patience: float) -> bool:
+        """Send what is to be sent, and bring in what a script replies; False if there was neither."""
+        sent = [await self._send(dispatcher, patience) for dispatcher in self._dispatchers.values()]
+        brought = [
+            await opened.transport.bring(admit) for opened in self._opened if isinstance(opened.transport, Scripted)
+        ]
+        return any(sent) or any(brought)
+
+    async def take_over(self) -> None:
+        """Let what dead workers were sending be sent again."""
+        await self._reconciler._send_again()  # noqa: SLF001 - the kit's own kind of it
+
+    async def die(self) -> None:
+        """The other side sees what it sees of a killed process: connections that end."""
+        for dispatcher in self._dispatchers.values():
+            sending = list(dispatcher._sending)  # noqa: SLF001 - a death asks nobody
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+        for opened in self._opened:
+            await opened.close(self._lease)
+
+    async def _send(self, dispatcher: Dispatcher, patience: float) -> bool:
+        """One round of a dispatcher, from the claim to what is noted of it."""
+        await dispatcher.tick()
+        sending = list(dispatcher._sending)  # noqa: SLF001 - the kit's own kind of it
+        if not sending:
+            return False
+        _, left = await asyncio.wait(sending, timeout=patience)
+        if left:
+            raise HarnessError(f"{dispatcher.transport.name} has been sending for {patience:g} s: give it a shorter "
+                               "timeout, or use a Scripted one")
+        await dispatcher._note()  # noqa: SLF001 - the kit's own kind of it
+        return True
 
 
 class Still:
@@ -87,6 +134,7 @@ class SteppedWorker(Worker):
         super()._build(*args, **kwargs)
         self.taken: list[Claim] = []  # claimed, and not yet told to be over
         self._executor.take = self._take_noting(self._executor.take)  # type: ignore[assignment, method-assign]
+        self._asking.__class__ = LedAsking
         self._claimer.__class__ = LedClaimer
         self._timers.__class__ = LedTimers
         self._sharer = Still()  # type: ignore[assignment]  # its claims find rows wherever they are
@@ -105,10 +153,20 @@ class SteppedWorker(Worker):
         """Take over what dead workers of this drain had."""
         if dead:
             await self._lease.bury(dead, self._settings.max_crashes)
+            await self._led_asking.take_over()
 
     async def look_at_clock(self) -> None:
         """Let in what has come due."""
         await self._timers.tick()
+
+    async def ask_world(self, admit: Admit, patience: float) -> bool:
+        """Send questions, and bring in what a script replies to them; False if there was nothing to do."""
+        return await self._led_asking.go_round(admit, patience)
+
+    @property
+    def _led_asking(self) -> LedAsking:
+        assert isinstance(self._asking, LedAsking)  # noqa: S101 - made so above
+        return self._asking
 
     async def claim(self, queue: str, most: int) -> None:
         """Claim from this queue, and begin what was claimed."""
@@ -154,6 +212,7 @@ class SteppedWorker(Worker):
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
         await self._subscriptions.aclose()
+        await self._led_asking.die()
         await self._executor.drain(0.0)
         if self._transactor is not None:
             await self._transactor.close()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from stepwell._core.interactions import Answer, Completion, Dispatch
-from stepwell.errors import Undeliverable
+from stepwell.errors import InvalidSignature, SendFailed, Undeliverable
 from stepwell.transports.base import Admit, Transport
 from stepwell.transports.inbox import Inbox
+from stepwell.transports.signing import SIGNATURE_HEADER, verify_signature
+from stepwell.transports.webhook import Webhook
 
-__all__ = ["Admit", "Answer", "Completion", "Dispatch", "Inbox", "Transport", "Undeliverable"]
+__all__ = [
+    "SIGNATURE_HEADER", "Admit", "Answer", "Completion", "Dispatch", "Inbox", "InvalidSignature", "SendFailed",
+    "Transport", "Undeliverable", "Webhook", "verify_signature",
+]  # fmt: skip

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from stepwell._core.interactions import Answer, Completion, Dispatch
 
 Admit: TypeAlias = Callable[[Answer], Awaitable[Completion]]
-"""Bring an answer in. A CompletionRefused says for good that it is not taken; any other error: try again later."""
+"""Bring an answer in. A CompletionRefused, or an InvalidInput (it is too large), says for good that it is not taken;
+but an UnknownInteraction may be an answer that came too early. Any other error: try again later."""
 
 FIRST_BACKOFF = timedelta(seconds=1)
 LONGEST_BACKOFF = timedelta(minutes=5)
@@ -34,7 +35,10 @@ class Transport(ABC):
 
     @abstractmethod
     async def send(self, dispatch: Dispatch, /) -> Mapping[str, Any] | None:
-        """Send one question; returns facts to keep with it. Undeliverable fails it, other errors are tried again."""
+        """Send one question; returns facts to keep with it (a JSON object).
+
+        Undeliverable fails it. After any other error it is sent again: after `backoff`, or after what SendFailed says.
+        """
 
     async def receive(self, admit: Admit, /) -> None:  # noqa: B027 - answers to many come through other doors
         """Bring answers in until cancelled, each acknowledged after it was admitted. Without a stream: return."""

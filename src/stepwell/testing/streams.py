@@ -1,0 +1,122 @@
+"""The conformance suite of transports that bring answers: nothing is lost, and nothing stops the stream."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from stepwell._core.interactions import Answer
+from stepwell.errors import CompletionConflict, DatabaseUnavailable, PayloadTooLarge, UnknownInteraction
+from stepwell.testing.admissions import Admissions
+from stepwell.testing.conformance import TransportConformance, opened, promise
+from stepwell.testing.far_sides import AnsweringSide
+
+
+class StreamConformance(TransportConformance):
+    """The same for a transport that brings answers: `far_side` gives an AnsweringSide."""
+
+    @abstractmethod
+    def far_side(self) -> AnsweringSide: ...
+
+    @promise
+    async def test_an_answer_comes_in_whole(self, far: AnsweringSide) -> None:
+        answer = Answer(reply={"to": "Zoë 🙂", "n": [1, None]}, interaction="int-1", correlation="cor-1", tenant="acme",
+                        actor="ana", token="sw1.k.p.s")  # fmt: skip  # noqa: S106 - of this test
+        admissions = Admissions()
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.answer(answer)
+            await admissions.admitted(1)
+
+        if admissions.tried[0] != answer:
+            raise AssertionError(f"{answer} was sent, {admissions.tried[0]} came")
+
+    @promise
+    async def test_what_was_answered_while_nobody_listened_comes_in(self, far: AnsweringSide) -> None:
+        admissions = Admissions()
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await admissions.admitted(1)
+        await far.answer(_answer("int-2"))
+        async with opened(far) as transport, admissions.received_by(transport):
+            await admissions.admitted_all("int-1", "int-2")
+
+    @promise
+    async def test_an_answer_is_acknowledged_after_it_was_admitted_and_not_before(self, far: AnsweringSide) -> None:
+        interrupted, again = Admissions(hangs=True), Admissions()
+        async with opened(far) as transport, interrupted.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await interrupted.tried_all("int-1")
+        async with opened(far) as transport, again.received_by(transport):
+            await again.admitted_all("int-1")
+
+    @promise
+    async def test_what_was_acknowledged_does_not_come_again(self, far: AnsweringSide) -> None:
+        first, second = Admissions(), Admissions()
+        async with opened(far) as transport, first.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await first.admitted_all("int-1")
+            await far.answer(_answer("int-2"))
+            await first.admitted_all("int-2")
+        async with opened(far) as transport, second.received_by(transport):
+            await far.answer(_answer("int-3"))
+            await second.admitted_all("int-3")
+
+        second.check_untried("int-1")
+
+    @promise
+    async def test_an_answer_whose_question_is_not_known_yet_is_tried_again(self, far: AnsweringSide) -> None:
+        """An answer may be faster than the commit of its question."""
+        admissions = Admissions({"int-1": [UnknownInteraction("int-1"), UnknownInteraction("int-1")]})
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await admissions.admitted_all("int-1")
+
+    @promise
+    async def test_an_answer_whose_question_is_never_known_stops_nobody(self, far: AnsweringSide) -> None:
+        admissions = Admissions({"int-1": UnknownInteraction("int-1")})
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await far.answer(_answer("int-2"))
+            await admissions.admitted_all("int-2")
+
+    @promise
+    async def test_a_refused_answer_is_over_and_stops_nobody(self, far: AnsweringSide) -> None:
+        first, second = Admissions({"int-1": CompletionConflict("int-1")}), Admissions()
+        async with opened(far) as transport, first.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await first.tried_all("int-1")
+            await far.answer(_answer("int-2"))
+            await first.admitted_all("int-2")
+        async with opened(far) as transport, second.received_by(transport):
+            await far.answer(_answer("int-3"))
+            await second.admitted_all("int-3")
+
+        second.check_untried("int-1")
+
+    @promise
+    async def test_an_answer_that_can_not_be_taken_at_all_stops_nobody(self, far: AnsweringSide) -> None:
+        admissions = Admissions({"int-1": PayloadTooLarge("reply", 2, 1)})
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await admissions.tried_all("int-1")
+            await far.answer(_answer("int-2"))
+            await admissions.admitted_all("int-2")
+
+    @promise
+    async def test_an_answer_that_could_not_be_judged_is_tried_again(self, far: AnsweringSide) -> None:
+        """The database was away for a moment: nobody has said no."""
+        admissions = Admissions({"int-1": [DatabaseUnavailable("away"), DatabaseUnavailable("away")]})
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.answer(_answer("int-1"))
+            await admissions.admitted_all("int-1")
+
+    @promise
+    async def test_what_is_no_answer_stops_nobody(self, far: AnsweringSide) -> None:
+        admissions = Admissions()
+        async with opened(far) as transport, admissions.received_by(transport):
+            await far.send_poison()
+            await far.answer(_answer("int-1"))
+            await admissions.admitted_all("int-1")
+
+
+def _answer(interaction: str) -> Answer:
+    return Answer(reply={"status": "ok"}, interaction=interaction, tenant="acme")

@@ -1,0 +1,138 @@
+"""Webhooks under a real engine: asked by a worker, retried, answered by the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Engine, Reply
+from stepwell.testing import armed
+from stepwell.transports import SIGNATURE_HEADER, Webhook, verify_signature
+from tests.asks.machines import Batch, Expense
+from tests.conftest import MakeHarness
+from tests.transports.dispatches import SECRET
+from tests.transports.servers import Server, answer
+
+pytest.importorskip("aiohttp", reason='the extra "webhook" is not installed')
+
+YES = {"approved": True}
+
+
+class Hurried(Webhook):
+    """Does not wait for seconds between two tries."""
+
+    def backoff(self, attempt: int, /) -> timedelta:
+        return timedelta(milliseconds=5 * attempt)
+
+
+def webhook(server: Server, **settings: Any) -> Webhook:
+    return Hurried("payments", url=server.url, secret=SECRET, **{"allow_private": True, **settings})
+
+
+async def test_a_question_goes_out_by_a_worker_and_comes_back_by_its_ids(make_harness: MakeHarness) -> None:
+    async with Server() as server:
+        h = await make_harness([Expense], transports=[webhook(server)])
+        async with h.engine.worker():
+            expense = await h.engine.start(Expense, {"transport": "payments", "amount": 12, "seconds": 60})
+            (request,) = await server.seen(1)
+            await h.engine.complete(interaction=request.document["interactionId"], reply=YES, actor="provider")
+            result = await expense.result(timeout=10)
+
+    assert result == {"status": "completed", "approved": True, "actor": "provider", "type": "Decision"}
+    assert request.document["requestPayload"] == {"amount": 12}
+    assert request.document["executionId"] == str(expense.id)
+    verify_signature(request.body, request.headers[SIGNATURE_HEADER.lower()], SECRET)
+
+
+async def test_what_the_other_side_said_is_kept_with_the_question(make_harness: MakeHarness) -> None:
+    async with Server(answer(201)) as server:
+        h = await make_harness([Expense], transports=[webhook(server)])
+        expense = await h.engine.start(Expense, {"transport": "payments"})
+        await h.drain()
+
+        (kept,) = (await h.engine.interactions.pending(transport="payments")).items
+
+    assert (kept.status, kept.attempts, kept.instance_id) == ("dispatched", 1, expense.id)
+    assert kept.metadata == {"url": server.url, "statusCode": 201}
+
+
+async def test_a_server_that_fails_twice_is_asked_a_third_time_with_the_same_ids(make_harness: MakeHarness) -> None:
+    """Scenario 83."""
+    async with Server(answer(500), answer(503)) as server:
+        h = await make_harness([Expense], transports=[webhook(server)])
+        async with h.engine.worker():
+            expense = await h.engine.start(Expense, {"transport": "payments"})
+            requests = await server.seen(3)
+            await h.engine.complete(interaction=requests[2].document["interactionId"], reply=YES)
+            await expense.result(timeout=10)
+
+    documents = [request.document for request in requests]
+    assert [document["attempt"] for document in documents] == [1, 2, 3]
+    for field in ("interactionId", "correlationId", "idempotencyKey", "requestPayload"):
+        assert len({str(document[field]) for document in documents}) == 1
+
+
+async def test_an_answer_may_be_faster_than_the_note_that_it_was_sent(make_harness: MakeHarness) -> None:
+    """Scenario 22: the receiver calls back before it answers the request."""
+    engines: list[Engine] = []
+
+    async def call_back(request: Any, writer: Any) -> None:
+        await engines[0].complete(interaction=request.document["interactionId"], reply=YES)
+        writer.write(answer(200))
+
+    async with Server(call_back) as server:
+        h = await make_harness([Expense], transports=[webhook(server)])
+        engines.append(h.engine)
+        async with h.engine.worker():
+            expense = await h.engine.start(Expense, {"transport": "payments"})
+            result = await expense.result(timeout=10)
+
+    assert result["status"] == "completed"
+    assert len(server.requests) == 1
+
+
+async def test_an_address_that_is_not_allowed_fails_the_question_at_once(make_harness: MakeHarness) -> None:
+    async def inside(host: str, port: int) -> Sequence[str]:
+        return ["10.0.0.1"]
+
+    hook = Webhook("payments", url="https://pay.example/ask", secret=SECRET, resolver=inside)
+    h = await make_harness([Expense], transports=[hook])
+    expense = await h.engine.start(Expense, {"transport": "payments"})
+    await h.drain()
+
+    assert (await h.assert_done(expense)).result["status"] == Reply(status="failed", interaction_id="").status  # type: ignore[arg-type]
+
+
+async def test_one_worker_that_stops_leaves_the_transport_to_the_others(make_harness: MakeHarness) -> None:
+    async with Server() as server:
+        h = await make_harness([Expense], transports=[webhook(server)])
+        async with h.engine.worker() as staying:
+            async with h.engine.worker():
+                await h.engine.start_many([(Expense, {"transport": "payments"})] * 20)
+                await server.seen(20)
+            await h.engine.start_many([(Expense, {"transport": "payments"})] * 20)
+            requests = await server.seen(40)
+
+            assert staying.id is not None
+    assert len({request.document["interactionId"] for request in requests}) == 40
+    assert {request.document["attempt"] for request in requests} == {1}
+
+
+async def test_a_stream_of_items_is_asked_no_more_than_its_window_at_a_time(make_harness: MakeHarness) -> None:
+    async with Server() as server:
+        h = await make_harness([Batch], transports=[webhook(server)])
+        with armed("dispatcher.recorded") as recorded:
+            async with h.engine.worker():
+                batch = await h.engine.start(Batch, {"items": [1, 2, 3], "window": 1, "transport": "payments"})
+                for number in (1, 2, 3):
+                    requests = await server.seen(number)
+                    await recorded.reached(number)
+                    assert len(requests) == number
+                    last = requests[-1].document
+                    await h.engine.complete(interaction=last["interactionId"], reply=last["requestPayload"]["number"])
+                result = await batch.result(timeout=10)
+
+    assert [value for _, _, value in result] == [1, 2, 3]

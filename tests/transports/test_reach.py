@@ -1,0 +1,254 @@
+"""Where a webhook does not go: inside, whatever names, redirects and a changing DNS say."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.transports import SendFailed, Undeliverable
+from tests.transports.dispatches import make_dispatch
+from tests.transports.servers import Server, answer
+from tests.transports.test_webhook import opened
+
+PUBLIC = "93.184.216.34"
+
+
+class Names:
+    """A DNS whose answers change from one question to the next; the last one stays."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked.append(host)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def at(server: Server, host: str, scheme: str = "http") -> str:
+    return f"{scheme}://{host}:{server.port}/ask"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "169.254.169.254"])
+async def test_a_public_name_with_an_address_inside_is_not_asked(address: str) -> None:
+    names = Names([address])
+    async with Server() as server, opened(
+        server, url=at(server, "pay.example", "https"), allow_private=False, resolver=names
+    ) as webhook:  # fmt: skip
+        with pytest.raises(Undeliverable, match="allow_private"):
+            await webhook.send(make_dispatch())
+
+    assert server.connections == 0
+    assert names.asked == ["pay.example"]
+
+
+async def test_one_address_inside_among_public_ones_is_enough_to_refuse() -> None:
+    async with Server() as server, opened(
+        server, url=at(server, "pay.example", "https"), allow_private=False, resolver=Names([PUBLIC, "127.0.0.1"])
+    ) as webhook:  # fmt: skip
+        with pytest.raises(Undeliverable, match=r"pay\.example \(127\.0\.0\.1\)"):
+            await webhook.send(make_dispatch())
+
+    assert server.connections == 0
+
+
+async def test_a_name_is_looked_up_once_and_what_was_checked_is_what_is_connected_to() -> None:
+    """A DNS that says one thing when checked and another when connected to finds nobody asking twice."""
+    names = Names(["127.0.0.1"], ["169.254.169.254"])
+    async with Server() as server, opened(
+        server, url=at(server, "pay.internal"), allow_private=["127.0.0.0/8"], resolver=names
+    ) as webhook:  # fmt: skip
+        await webhook.send(make_dispatch())
+
+        assert names.asked == ["pay.internal"]
+        assert server.requests[0].headers["host"] == f"pay.internal:{server.port}"
+
+
+async def test_a_name_that_moves_inside_between_two_questions_is_refused_with_the_next_connection() -> None:
+    names = Names(["127.0.0.1"], ["10.0.0.1"])
+    closing = answer(202, Connection="close")
+    async with Server(default=closing) as server, opened(
+        server, url=at(server, "pay.internal"), allow_private=["127.0.0.0/8"], resolver=names
+    ) as webhook:  # fmt: skip
+        await webhook.send(make_dispatch())
+        with pytest.raises(Undeliverable, match=r"10\.0\.0\.1"):
+            await webhook.send(make_dispatch(attempt=2))
+
+    assert server.connections == 1
+
+
+async def test_a_host_that_is_allowed_by_name_is_reached_and_no_other() -> None:
+    settings: dict[str, Any] = {"allow_private": ["pay.internal"], "resolver": Names(["127.0.0.1"])}
+    async with Server() as server:
+        async with opened(server, url=at(server, "pay.internal"), **settings) as one:
+            await one.send(make_dispatch())
+        async with opened(server, url=at(server, "other.internal"), **settings) as other:
+            with pytest.raises(Undeliverable):
+                await other.send(make_dispatch())
+
+    assert server.connections == 1
+
+
+async def test_the_systems_own_names_are_checked_too() -> None:
+    async with Server() as server, opened(
+        server, url=at(server, "localhost", "https"), allow_private=False
+    ) as webhook:  # fmt: skip
+        with pytest.raises(Undeliverable, match=r"localhost .*loopback"):
+            await webhook.send(make_dispatch())
+
+    assert server.connections == 0
+
+
+async def test_a_name_that_nobody_knows_is_tried_again() -> None:
+    async def unknown(host: str, _: int) -> Sequence[str]:
+        raise socket.gaierror(socket.EAI_NONAME, f"{host} is unknown")
+
+    async with Server() as server, opened(server, url=at(server, "pay.internal"), resolver=unknown) as webhook:
+        with pytest.raises(SendFailed, match="unknown"):
+            await webhook.send(make_dispatch())
+
+
+async def test_redirects_are_not_followed_unless_wanted() -> None:
+    async with Server(answer(308, Location="/other")) as server, opened(server) as webhook:
+        with pytest.raises(SendFailed, match="answered 308"):
+            await webhook.send(make_dispatch())
+
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [307, 308])
+async def test_a_redirect_that_keeps_the_post_is_followed_if_wanted(status: int) -> None:
+    async with Server(answer(status, Location="/other?key=x")) as server, opened(
+        server, follow_redirects=True, headers={"X-Key": "mine"}
+    ) as webhook:  # fmt: skip
+        kept = await webhook.send(make_dispatch())
+
+    assert [request.line for request in server.requests] == ["POST /ask HTTP/1.1", "POST /other?key=x HTTP/1.1"]
+    assert server.requests[0].body == server.requests[1].body
+    assert server.requests[1].headers["x-key"] == "mine"
+    assert kept == {"url": server.url.replace("/ask", "/other"), "statusCode": 202}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+async def test_a_redirect_that_would_make_a_get_of_it_is_a_failure(status: int) -> None:
+    async with Server(answer(status, Location="/other")) as server, opened(server, follow_redirects=True) as webhook:
+        with pytest.raises(SendFailed, match=f"answered {status}"):
+            await webhook.send(make_dispatch())
+
+
+@pytest.mark.parametrize("location", [
+    "http://127.0.0.2:{port}/", "http://localhost:{port}/", "http://[::1]:{port}/", "http://[::ffff:127.0.0.2]:{port}/",
+    "http://inside.example:{port}/", "//169.254.169.254/latest/meta-data",
+])  # fmt: skip
+async def test_a_redirect_inside_is_not_followed(location: str) -> None:
+    async def names(host: str, _: int) -> Sequence[str]:
+        return ["127.0.0.2"]
+
+    async with Server() as server, opened(server, follow_redirects=True, resolver=names) as webhook:
+        server.behaviours = [answer(307, Location=location.format(port=server.port))]
+        with pytest.raises(Undeliverable, match="allow_private"):
+            await webhook.send(make_dispatch())
+
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("location", ["ftp://pay.example/", "http://0x7f.1/", "http://a b/", "http://ä/"])
+async def test_a_redirect_to_what_is_no_url_fails(location: str) -> None:
+    async with Server(answer(307, Location=location)) as server, opened(server, follow_redirects=True) as webhook:
+        with pytest.raises(SendFailed, match="no URL"):
+            await webhook.send(make_dispatch())
+
+
+async def test_another_origin_gets_the_question_and_its_signature_but_not_the_authors_headers() -> None:
+    async with Server() as there, Server(answer(307, Location=there.url)) as here, opened(
+        here, follow_redirects=True, headers={"Authorization": "Bearer key"}
+    ) as webhook:  # fmt: skip
+        await webhook.send(make_dispatch())
+
+    assert here.requests[0].headers["authorization"] == "Bearer key"
+    assert "authorization" not in there.requests[0].headers
+    assert "stepwell-signature" in there.requests[0].headers
+
+
+async def test_redirects_come_to_an_end() -> None:
+    async with Server(default=answer(307, Location="/ask")) as server, opened(server, follow_redirects=True) as webhook:
+        with pytest.raises(SendFailed, match="more than 5 redirects"):
+            await webhook.send(make_dispatch())
+
+    assert len(server.requests) == 6
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of pay.internal, signed by nobody but itself, with its key in the same file."""
+    folder = tmp_path_factory.mktemp("tls")
+    both = folder / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"), "-days", "2",
+               "-subj", "/CN=pay.internal", "-addext", "subjectAltName=DNS:pay.internal"]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make a certificate with")
+    both.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+    return both
+
+
+def serving(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate.with_name("cert.pem")))
+
+
+async def test_over_tls_the_name_is_verified_although_the_address_is_pinned(certificate: Path) -> None:
+    settings: dict[str, Any] = {"tls": trusting(certificate), "resolver": Names(["127.0.0.1"])}
+    async with Server(tls=serving(certificate)) as server:
+        async with opened(server, url=at(server, "pay.internal", "https"), **settings) as webhook:
+            await webhook.send(make_dispatch())
+        async with opened(server, url=at(server, "other.internal", "https"), **settings) as webhook:
+            with pytest.raises(SendFailed, match="certificate"):
+                await webhook.send(make_dispatch())
+
+    assert [request.headers["host"] for request in server.requests] == [f"pay.internal:{server.port}"]
+
+
+async def test_a_certificate_that_nobody_trusts_is_not_trusted(certificate: Path) -> None:
+    async with Server(tls=serving(certificate)) as server, opened(
+        server, url=at(server, "pay.internal", "https"), resolver=Names(["127.0.0.1"])
+    ) as webhook:  # fmt: skip
+        with pytest.raises(SendFailed, match="certificate"):
+            await webhook.send(make_dispatch())
+
+    assert server.requests == []
+
+
+async def test_from_https_nothing_goes_on_to_http(certificate: Path) -> None:
+    async with Server() as plain, Server(answer(307, Location=plain.url), tls=serving(certificate)) as server, opened(
+        server, url=at(server, "pay.internal", "https"), follow_redirects=True, tls=trusting(certificate),
+        resolver=Names(["127.0.0.1"]),
+    ) as webhook:  # fmt: skip
+        with pytest.raises(Undeliverable, match="from https to http"):
+            await webhook.send(make_dispatch())
+
+    assert plain.connections == 0
+
+
+async def test_the_environments_proxy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would connect to addresses that nobody has checked."""
+    async with Server() as proxy, Server() as server:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        async with opened(server) as webhook:
+            await webhook.send(make_dispatch())
+
+    assert (proxy.connections, server.connections) == (0, 1)
