@@ -134,7 +134,7 @@ begin
 
   if schema ? 'const' and schema -> 'const' <> value then
     return format('%s: expected %s', path, schema -> 'const');
-  elsif schema ? 'enum' and not exists (select from jsonb_array_elements(schema -> 'enum') e where e.value = value) then
+  elsif schema ? 'enum' and not exists (select from jsonb_array_elements(schema -> 'enum') e where e.value = _schema_problem.value) then
     return format('%s: expected one of %s', path, left(schema ->> 'enum', 200));
   end if;
   if schema ? 'type' then
@@ -504,7 +504,7 @@ declare
   largest constant bigint := (select m.max_payload from stepwell.meta m);
   given constant jsonb := coalesce(complete.reply, 'null');
   seal constant text := encode(sha256(convert_to(complete.token, 'UTF8')), 'hex');
-  found record;
+  asked record;
   judged record;
   settled record;
 begin
@@ -522,7 +522,7 @@ begin
     perform stepwell._refuse('SW001', 'tenant', stepwell._name_problem(complete.tenant, true));
   end if;
 
-  select f.id, f.instance_id into found
+  select f.id, f.instance_id into asked
   from stepwell._interactions_find(array[complete.interaction], array[complete.correlation],
                                    array[coalesce(complete.tenant, '')]) f;
   if not found then
@@ -530,10 +530,10 @@ begin
       'nobody asked %s, or another tenant did; it may also have been pruned',
       coalesce(complete.interaction, complete.correlation)));
   end if;
-  perform stepwell._operators_lock(array[found.instance_id]);
+  perform stepwell._operators_lock(array[asked.instance_id]);
   select a.verdict, a.problem, a.status, a.unit_id, a.was_out into judged
   from stepwell._interactions_admit(json_build_array(json_build_object(
-    'position', 0, 'id', found.id, 'reply', given, 'actor', complete.actor, 'seal', seal, 'is_checked', false))) a;
+    'position', 0, 'id', asked.id, 'reply', given, 'actor', complete.actor, 'seal', seal, 'is_checked', false))) a;
 
   case judged.verdict
     when 'token' then perform stepwell._refuse('SW022', 'token', case
@@ -557,7 +557,7 @@ begin
         end if;
       end if;
   end case;
-  return query select found.id::uuid, found.instance_id, judged.verdict = 'duplicate';
+  return query select asked.id::uuid, asked.instance_id, judged.verdict = 'duplicate';
 end
 $$;
 
