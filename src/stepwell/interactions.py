@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -9,7 +10,7 @@ import msgspec
 
 from stepwell._core.codec import decode_value, encode_value
 from stepwell._core.interactions import Interaction, epoch_ms
-from stepwell._core.ranges import check_tenant
+from stepwell._core.ranges import check_key, check_tenant
 from stepwell._core.tokens import TokenFacts, TokenKeys
 from stepwell._runtime.dispatcher import seal_of
 from stepwell._store import interactions
@@ -51,7 +52,8 @@ class Interactions:
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
             raise InvalidInput("limit", f"expected a whole number from 1 to {LARGEST_PAGE}, got {limit!r}")
         own = self._of(tenant)
-        filters = [given or None for given in (assignee, group, machine, step, transport)]
+        named = {"assignee": assignee, "group": group, "machine": machine, "step": step, "transport": transport}
+        filters = [_check_filter(field, given) for field, given in named.items()]
         cursor = None if after is None else _check_cursor(after)
         rows = await interactions.pending(self._database, own, [*filters, overdue], limit + 1, cursor)
         found = await interactions.read(self._database, own, [id_ for id_, _ in rows[:limit]])
@@ -86,6 +88,10 @@ class Interactions:
         return tenant
 
 
+def _check_filter(field: str, given: object) -> str | None:
+    return None if given is None or (isinstance(given, str) and not given.strip()) else check_key(field, given)
+
+
 def _hide(cursor: str) -> str:
     """A cursor is nothing to build by hand."""
     return cursor.encode().hex()
@@ -96,7 +102,9 @@ def _check_cursor(after: object) -> str:
         text = bytes.fromhex(str(after)).decode()
         value: Any = decode_value(text)
         deadline, created, id_ = value
-        UUID(id_)
-        return encode_value([str(deadline), str(created), id_], "after")
+        for instant in (deadline, created):
+            if instant != "infinity":
+                datetime.fromisoformat(instant)
+        return encode_value([deadline, created, str(UUID(id_))], "after")
     except (ValueError, TypeError, AttributeError, InvalidInput):
         raise InvalidInput("after", "is no cursor; use the one of the page before") from None

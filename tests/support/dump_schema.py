@@ -38,7 +38,7 @@ order by c.relname
 """
 
 COLUMNS = """
-select a.attname as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as required,
+select quote_ident(a.attname) as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as required,
        case when a.attcollation <> t.typcollation then quote_ident(l.collname) end as collation,
        a.attidentity::text as identity, a.attgenerated::text as generated, pg_get_expr(d.adbin, d.adrelid) as expression
 from pg_attribute a

@@ -28,7 +28,7 @@ from stepwell._runtime.transactions import Transactor
 from stepwell._store import workers
 from stepwell._store.database import Database
 from stepwell.context import Context
-from stepwell.errors import RefusedByDatabase, StepwellError
+from stepwell.errors import InvalidOutcome, RefusedByDatabase, StepwellError
 from stepwell.outcomes import AskEach
 
 T = TypeVar("T")
@@ -307,15 +307,20 @@ class Executor:
             if hand.abandoned:
                 raise
             _clear_cancellation(error)
-            commit = await self._handled(hand, run, error)
-            return replace(commit, has_filled=True) if isinstance(outcome, AskEach) else commit
+            was_filling = isinstance(outcome, AskEach)
+            commit = await self._handled(hand, run, error, was_filling=was_filling)
+            return replace(commit, has_filled=True) if was_filling else commit
 
     async def _decided(
-        self, run: Run, outcome: object, ctx: Context[Any], error: BaseException | None = None
-    ) -> Commit:
+        self, run: Run, outcome: object, ctx: Context[Any], error: BaseException | None = None,
+        *, was_filling: bool = False,
+    ) -> Commit:  # fmt: skip
         """The commit of an outcome; what an Ask.each asks is asked before it."""
         if not isinstance(outcome, AskEach):
             return run.commit(outcome, ctx, error)
+        if was_filling:  # it would go on with the questions of the one that failed
+            raise InvalidOutcome("outcome", "handle can not Ask.each where an Ask.each of the step has failed; go on "
+                                 "at a step that asks")
         commit = run.commit(await self._filler.fill(run, outcome), ctx, error, is_filled=True)
         return replace(commit, has_filled=True)
 
@@ -332,14 +337,14 @@ class Executor:
             return await self._handled(hand, run, error)
         return None
 
-    async def _handled(self, hand: Hand, run: Run, error: BaseException) -> Commit:
+    async def _handled(self, hand: Hand, run: Run, error: BaseException, *, was_filling: bool = False) -> Commit:
         """Ask `handle`, which sees the state as it was loaded; if it fails too, so does the instance."""
         ctx = run.context_of_handle()
         definition = run.definition
         try:
             how = definition.handle_is_async
             outcome = await self._caller.call(run.claim, run.step, definition.handle, how, error, ctx)
-            return await self._decided(run, outcome, ctx, error)
+            return await self._decided(run, outcome, ctx, error, was_filling=was_filling)
         except BaseException as second:
             if hand.abandoned:
                 raise

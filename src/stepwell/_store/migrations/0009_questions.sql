@@ -140,7 +140,8 @@ begin
   if schema ? 'type' then
     allowed := case jsonb_typeof(schema -> 'type') when 'array' then schema -> 'type'
                                                    else jsonb_build_array(schema -> 'type') end;
-    if not (allowed ? kind or allowed ? 'integer' and kind = 'number' and (value #>> '{}')::numeric % 1 = 0) then
+    if not (allowed ? kind or allowed ? 'integer' and kind = 'number' and (value #>> '{}')::numeric % 1 = 0
+            or schema @> '{"format": "decimal"}' and kind = 'number') then
       return format('%s: expected %s, got %s', path,
                     (select string_agg(a, ' or ') from jsonb_array_elements_text(allowed) a), kind);
     end if;
@@ -215,13 +216,17 @@ begin
   elsif char_length(value) > (schema ->> 'maxLength')::integer then
     return format('%s: has %s characters, at most %s are allowed', path, char_length(value), schema ->> 'maxLength');
   end if;
-  case schema ->> 'format'
+  case schema ->> 'format'  -- Postgres reads more than ISO 8601 has, as 'today'
     when 'date-time' then
       perform value::timestamptz;
-      if value !~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d' then
+      if value !~ '^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d' then
         return path || ': expected a date and time as ISO 8601 has it';
       end if;
-    when 'date' then perform value::date;
+    when 'date' then
+      perform value::date;
+      if value !~ '^\d{4}-\d\d-\d\d$' then
+        return path || ': expected a date as ISO 8601 has it';
+      end if;
     when 'uuid' then perform value::uuid;
     when 'decimal' then perform value::numeric;
     else null;
@@ -327,7 +332,7 @@ return query
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
 --   question was out.
 with given as materialized (
-  select g.*
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.actor, g.token, g.seal, g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
          position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
 ), judged as materialized (
@@ -483,6 +488,20 @@ end
 $$;
 revoke execute on function stepwell._units_close from public;
 
+-- What a token says, whoever has made it: [tenant, interaction, …]; null if it is none.
+create function stepwell._token_facts(token text) returns jsonb
+language plpgsql immutable as $$
+declare
+  payload constant text := translate(split_part(token, '.', 3), '-_', '+/');
+  facts jsonb;
+begin
+  facts := convert_from(decode(rpad(payload, (length(payload) + 3) / 4 * 4, '='), 'base64'), 'UTF8');
+  return case when jsonb_typeof(facts) = 'array' and (facts ->> 1)::uuid is not null then facts end;
+exception when data_exception then
+  return null;
+end
+$$;
+
 -- Answer a question: by its id, its correlation or its token. One transaction with the caller's: when that commits, the
 -- instance may go on. A repeated answer gives is_duplicate; one that is refused changes nothing, and raises. A token is
 -- checked against the one that was handed out last: the secret is nowhere in the database.
@@ -504,6 +523,8 @@ declare
   largest constant bigint := (select m.max_payload from stepwell.meta m);
   given constant jsonb := coalesce(complete.reply, 'null');
   seal constant text := encode(sha256(convert_to(complete.token, 'UTF8')), 'hex');
+  facts constant jsonb := case when complete.interaction is null and complete.correlation is null
+                               then stepwell._token_facts(complete.token) end;
   asked record;
   judged record;
   settled record;
@@ -514,8 +535,13 @@ begin
       '%s bytes are more than max_payload (%s); send a reference instead', octet_length(given::text), largest));
   elsif stepwell._json_problem(given) is not null then
     perform stepwell._refuse('SW001', 'reply', stepwell._json_problem(given));
-  elsif (complete.interaction is null) = (complete.correlation is null) then
-    perform stepwell._refuse('SW001', 'interaction', 'give either the id or the correlation of the question');
+  elsif complete.interaction is not null and complete.correlation is not null then
+    perform stepwell._refuse(
+      'SW001', 'interaction', 'give either the id or the correlation of the question, not both');
+  elsif complete.interaction is null and complete.correlation is null and complete.token is null then
+    perform stepwell._refuse('SW001', 'interaction', 'name the question by its id, its correlation or its token');
+  elsif complete.interaction is null and complete.correlation is null and facts is null then
+    perform stepwell._refuse('SW022', 'token', 'is malformed; hand it on as it was issued');
   elsif stepwell._name_problem(complete.actor) is not null then
     perform stepwell._refuse('SW001', 'actor', stepwell._name_problem(complete.actor));
   elsif stepwell._name_problem(complete.tenant, true) is not null then
@@ -523,12 +549,13 @@ begin
   end if;
 
   select f.id, f.instance_id into asked
-  from stepwell._interactions_find(array[complete.interaction], array[complete.correlation],
-                                   array[coalesce(complete.tenant, '')]) f;
+  from stepwell._interactions_find(
+    array[coalesce(complete.interaction, (facts ->> 1)::uuid)], array[complete.correlation],
+    array[coalesce(nullif(complete.tenant, ''), facts ->> 0, '')]) f;
   if not found then
     perform stepwell._refuse('SW021', 'interaction', format(
       'nobody asked %s, or another tenant did; it may also have been pruned',
-      coalesce(complete.interaction, complete.correlation)));
+      coalesce(complete.interaction, complete.correlation, (facts ->> 1)::uuid)));
   end if;
   perform stepwell._operators_lock(array[asked.instance_id]);
   select a.verdict, a.problem, a.status, a.unit_id, a.was_out into judged

@@ -63,8 +63,8 @@ with mine as materialized (
                  else m.awaits
                end,
       deadline = stepwell.now() + m.timeout,
-      visit = i.visit + (m.abandons or m.status in ('awaiting_signal', 'awaiting_children', 'awaiting_external')
-                        )::integer,
+      visit = i.visit + m.abandons::integer
+              + (m.status in ('awaiting_signal', 'awaiting_children', 'awaiting_external'))::integer,
       await_unit_id = case
                         when m.keeps_awaits then i.await_unit_id
                         when m.asks = 'one' then nextval('stepwell.await_units_id_seq')

@@ -6,7 +6,7 @@
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
 --   question was out.
 with given as materialized (
-  select g.*
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.actor, g.token, g.seal, g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
          position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
 ), judged as materialized (

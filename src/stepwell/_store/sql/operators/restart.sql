@@ -1,9 +1,10 @@
 -- Put an instance, whatever its status, at a step of the operator's choice, with another state if one is given.
--- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited, also
---   the unit with its replies (units/close.sql closes it, if it is open); the inbox, but of one that was done: what is
---   there was to be dropped.
+-- Keeps: the fence grows, so that an outcome on its way is dropped; the key (instances_guard); what it awaited; the
+--   inbox, but of one that was done: what is there was to be dropped. At the step where it was, also the unit with its
+--   replies (units/close.sql closes it, if it is open), unless its time was to fail the instance; another step would
+--   stumble over replies that are not its own.
 --   It needs what its new step declares ($5 to $7), or else its own concurrency limit.
--- Index: the primary key, signals_inbox. Locks: the row. Returns: id, fence, queue, whether it was executing, and the
+-- Index: the primary keys, signals_inbox. Locks: the row. Returns: id, fence, queue, whether it was executing, and the
 --   limit of which it held a slot, or waited for one.
 with before as materialized (
   select i.id, i.status as was, i.concurrency_limit
@@ -15,6 +16,13 @@ with before as materialized (
   set status = 'runnable', step = $2, attempt = 0, crashes = 0, fence = i.fence + 1,
       worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
       visit = i.visit + (i.filling_unit_id is not null)::integer, filling_unit_id = null,
+      await_unit_id = case
+                        when i.step = $2 and not exists (select from stepwell.await_units u
+                                                         where u.id = i.await_unit_id and u.status = 'timed_out'
+                                                           and u.on_timeout = 'fail'
+                                                         offset 0)
+                        then i.await_unit_id
+                      end,
       children_pending = 0, due_at = stepwell.now(), updated_at = stepwell.now(), finished_at = null,
       concurrency_limit = coalesce($5::text, i.own_limit), rate_limit = $6, weight = $7
   from before b

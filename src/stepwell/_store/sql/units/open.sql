@@ -31,6 +31,6 @@ insert into stepwell.interactions
    deadline, next_at, created_at)
 select a.id, a.unit_id, a.instance_id, a.tenant,
        stepwell._correlation(a.tenant, a.instance_id, a.visit, 0, a.key), a.transport,
-       case when a.sends then 'waiting' else 'dispatched' end, a.key, a.request, a.assignee, a.group_name,
-       stepwell.now() + a.timeout, stepwell.now(), stepwell.now()
+       case when a.sends then 'waiting' else 'dispatched' end, a.key, coalesce(a.request, 'null'), a.assignee,
+       a.group_name, stepwell.now() + a.timeout, stepwell.now(), stepwell.now()
 from asked a

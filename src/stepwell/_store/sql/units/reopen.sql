@@ -1,4 +1,5 @@
--- Ask again what a retried instance was never answered: its unit did not complete, and the instance ended at it.
+-- Ask again what a retried instance was never answered: it ended at a unit that was closed with it, or whose time was
+-- to fail it. (What its step has seen end, as a timeout that wakes, is seen again: the step is run again.)
 -- Run in the transaction of operators/retry.sql. Keeps: what was answered stays answered, and is not asked again; a
 --   question's time begins anew.
 -- Index: the primary keys, interactions_item. Locks: the unit, its interactions, the instance (ours already).
@@ -12,7 +13,8 @@ with again as (
                 where q.unit_id = i.await_unit_id and q.status = 'completed')::integer as answered
         from stepwell.instances i
         where i.id = $1) n
-  where u.id = any (array[n.id]) and u.status in ('timed_out', 'failed', 'cancelled') and u.is_filled
+  where u.id = any (array[n.id]) and u.is_filled
+    and (u.status = 'cancelled' or u.status = 'timed_out' and u.on_timeout = 'fail')
   returning u.id, u.instance_id, u.timeout, u.is_sent, u.in_flight
 ), asked as (
   update stepwell.interactions q
