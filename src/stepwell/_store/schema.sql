@@ -967,8 +967,8 @@ return query
 --   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
 --   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
--- Index: the primary keys (|| '': no other), interactions_queued, interactions_item. Locks: units, then interactions, then the instances
---   (ours already).
+-- Index: the primary keys (|| '': no other), interactions_queued, interactions_item.
+-- Locks: units, then interactions, then the instances (ours already).
 -- Returns: one row: the queues of instances that go on, the transports with something to send, and the seconds to the
 --   first deadline of what was let out.
 with given as materialized (
