@@ -8,17 +8,30 @@ from typing import Any
 
 import pytest
 
-from stepwell import Engine, Reply
+from stepwell import Engine
 from stepwell.testing import armed
-from stepwell.transports import SIGNATURE_HEADER, Webhook, verify_signature
+from stepwell.transports import SIGNATURE_HEADER, Admit, Answer, Webhook, verify_signature
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 from tests.transports.dispatches import SECRET
+from tests.transports.memory import Broker, BrokerSide, Memory
 from tests.transports.servers import Server, answer
 
 pytest.importorskip("aiohttp", reason='the extra "webhook" is not installed')
 
 YES = {"approved": True}
+
+
+class Stumbling(Memory):
+    """Breaks once before it receives anything."""
+
+    has_stumbled = False
+
+    async def receive(self, admit: Admit, /) -> None:
+        if not self.has_stumbled:
+            self.has_stumbled = True
+            raise ConnectionResetError("the broker went away")
+        await super().receive(admit)
 
 
 class Hurried(Webhook):
@@ -103,7 +116,7 @@ async def test_an_address_that_is_not_allowed_fails_the_question_at_once(make_ha
     expense = await h.engine.start(Expense, {"transport": "payments"})
     await h.drain()
 
-    assert (await h.assert_done(expense)).result["status"] == Reply(status="failed", interaction_id="").status  # type: ignore[arg-type]
+    assert (await h.assert_done(expense)).result["status"] == "failed"
 
 
 async def test_one_worker_that_stops_leaves_the_transport_to_the_others(make_harness: MakeHarness) -> None:
@@ -136,3 +149,38 @@ async def test_a_stream_of_items_is_asked_no_more_than_its_window_at_a_time(make
                 result = await batch.result(timeout=10)
 
     assert [value for _, _, value in result] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [Memory, Stumbling])
+async def test_answers_come_in_over_a_transport_of_ones_own_also_after_it_broke(
+    make_harness: MakeHarness, kind: type[Memory]
+) -> None:
+    far = BrokerSide(kind)
+    h = await make_harness([Expense], transports=[far.make_transport()])
+    async with h.engine.worker():
+        expense = await h.engine.start(Expense, {"transport": "memory"})
+        (question,) = await far.received(1)
+        await far.send_poison()
+        await far.answer(Answer(reply={"approved": "perhaps"}, interaction=question["interactionId"]))
+        await far.answer(Answer(reply=YES, correlation=question["correlationId"], actor="ana"))
+        result = await expense.result(timeout=10)
+
+    assert result == {"status": "completed", "approved": True, "actor": "ana", "type": "Decision"}
+    assert len(far.broker.dead) == 2  # what was no answer, and what was refused
+
+
+async def test_one_broken_transport_stops_no_other(make_harness: MakeHarness) -> None:
+    class Unopenable(Memory):
+        name = "broken"
+
+        async def open(self) -> None:
+            raise ConnectionRefusedError("nobody is there")
+
+    async with Server() as server:
+        h = await make_harness([Expense], transports=[Unopenable(Broker()), webhook(server)])
+        async with h.engine.worker():
+            await h.engine.start(Expense, {"transport": "broken"})
+            expense = await h.engine.start(Expense, {"transport": "payments"})
+            (request,) = await server.seen(1)
+            await h.engine.complete(interaction=request.document["interactionId"], reply=YES)
+            await expense.result(timeout=10)
