@@ -13,6 +13,8 @@ log = logging.getLogger("approval")
 
 PATIENCE = timedelta(seconds=float(os.environ.get("APPROVAL_PATIENCE", "86400")))  # a day, shorter to play with
 
+NEEDS_NOBODY = 50  # an expense up to this
+
 
 @dataclass
 class Decision:
@@ -31,7 +33,7 @@ class Expense(Machine):
     @step
     async def start(self, ctx: Context[State]) -> Outcome:
         """Ask the approver; small amounts need nobody."""
-        if ctx.state.amount <= 50:
+        if ctx.state.amount <= NEEDS_NOBODY:
             return Done({"approved": True, "by": "the rules"})
         return Ask(
             "inbox", {"employee": ctx.state.employee, "amount": ctx.state.amount}, reply=Decision, then=self.decided,

@@ -215,7 +215,7 @@ class NoOutcome(Machine):
 @pytest.mark.parametrize(
     ("at", "message"),
     [
-        ("nothing", "outcome: step 'nothing' returned None; return Next, Retry, Await, Spawn, Done or Stop"),
+        ("nothing", "outcome: step 'nothing' returned None; return Next, Retry, Await, Spawn, Ask, Done or Stop"),
         ("a_class", "outcome: step 'a_class' returned the class Done; return an object of it, as in Done()"),
         ("a_tuple", "step 'a_tuple' returned tuple, which is no outcome"),
         ("a_coroutine", "step 'a_coroutine' returned coroutine, which is no outcome"),

@@ -8,17 +8,22 @@ import pytest
 
 from stepwell import Engine, Handle, SyncEngine, SyncHandle
 from stepwell.insights import Insights
+from stepwell.interactions import Interactions
 from stepwell.queues import Queues
-from stepwell.sync import SyncInsights, SyncQueues
+from stepwell.sync import SyncInsights, SyncInteractions, SyncQueues
 
-TWINS = [(Engine, SyncEngine), (Handle, SyncHandle), (Insights, SyncInsights), (Queues, SyncQueues)]
+TWINS = [
+    (Engine, SyncEngine), (Handle, SyncHandle), (Insights, SyncInsights), (Interactions, SyncInteractions),
+    (Queues, SyncQueues),
+]  # fmt: skip
 ONLY_ASYNC = {"sync", "__aenter__", "__aexit__"}
 ONLY_SYNC = {"settings", "__enter__", "__exit__"}  # an Engine sets `settings` when it is made
 
 
 def _names(kind: type) -> set[str]:
     contexts = {"__aenter__", "__aexit__", "__enter__", "__exit__"}
-    return {name for name in vars(kind) if not name.startswith("_") or name in contexts}
+    named = {name for part in kind.__mro__[:-1] for name in vars(part)}
+    return {name for name in named if not name.startswith("_") or name in contexts}
 
 
 def _parameters(kind: type, name: str) -> list[inspect.Parameter]:
