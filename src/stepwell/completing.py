@@ -98,17 +98,17 @@ class Completing:
         )
 
     def _named(self, answer: Answer, facts: TokenFacts | None) -> tuple[str | None, str | None, str]:
-        if answer.interaction is not None and answer.correlation is not None:
-            raise InvalidInput("interaction", "give either the id or the correlation of the question, not both")
         tenant = answer.tenant if answer.tenant is not None else facts.tenant if facts else self._settings.tenant
         check_tenant(tenant)
-        if answer.interaction is not None:
-            return _uuid("interaction", answer.interaction), None, tenant
-        if answer.correlation is not None:
-            return None, _uuid("correlation", answer.correlation), tenant
-        if facts is None:
-            raise InvalidInput("interaction", "name the question by its id, its correlation or its token")
-        return facts.interaction, None, tenant
+        if answer.interaction is None and answer.correlation is None:
+            if facts is None:
+                raise InvalidInput("interaction", "name the question by its id, its correlation or its token")
+            return facts.interaction, None, tenant
+        return (
+            None if answer.interaction is None else _uuid("interaction", answer.interaction),
+            None if answer.correlation is None else _uuid("correlation", answer.correlation),
+            tenant,
+        )
 
     async def _complete(self, calls: list[_Call]) -> Sequence[Completion | CompletionRefused | InvalidInput]:
         """Admit answers together, each question at most once at a time; answers in the order of the calls."""

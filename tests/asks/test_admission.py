@@ -121,15 +121,18 @@ async def test_another_tenants_question_is_unknown(h: Harness, door: PythonDoor)
 
 
 async def test_an_answer_names_one_question(h: Harness, door: PythonDoor) -> None:
-    """Scenario 60: neither, or both, is an error of the caller; so are names that no row can have."""
+    """Scenario 60: none is an error of the caller, and so are names that no row can have. An id and a correlation, as
+    providers echo them, must be those of one question."""
     _, question = await asked(h, Expense)
+    _, other = await asked(h, Expense)
 
-    neither = await refused(h, door, "input")
-    both = await refused(h, door, "input", interaction=question.id, correlation=question.correlation_id)
+    none = await refused(h, door, "input")
     actor = await refused(h, door, "input", interaction=question.id, actor="")
     tenant = await refused(h, door, "input", interaction=question.id, tenant="x" * 201)
+    await refused(h, door, "unknown", interaction=question.id, correlation=other.correlation_id)
 
-    assert [r.field for r in (neither, both, actor, tenant)] == ["interaction", "interaction", "actor", "tenant"]
+    assert [r.field for r in (none, actor, tenant)] == ["interaction", "actor", "tenant"]
+    assert not await door.complete(interaction=question.id, correlation=question.correlation_id, reply=YES)
 
 
 async def test_an_id_that_is_none_is_refused_by_its_field(h: Harness) -> None:

@@ -307,14 +307,17 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Find questions, each by its id or by its correlation, within a tenant, before anything is locked.
+-- Find questions, each by its id or by its correlation, within a tenant, before anything is locked. If both are given,
+-- both must fit.
 -- Index: the primary key, interactions_correlation. Locks: none.
 -- Returns: one row per question that is there: its place in the arrays, its ids, who asked, and the reply's type.
 select (g.place - 1)::integer as position, q.id::text as id, q.unit_id, q.instance_id, u.machine, u.version, u.step,
        u.reply_type as type_id, t.reference::text as reference
 from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality as g(id, correlation, tenant, place)
 cross join lateral (
-  select i.* from stepwell.interactions i where i.id = g.id and i.tenant = g.tenant
+  select i.*
+  from stepwell.interactions i
+  where i.id = g.id and i.tenant = g.tenant and (g.correlation is null or i.correlation = g.correlation)
   union all
   select i.* from stepwell.interactions i where g.id is null and i.tenant = g.tenant and i.correlation = g.correlation
 ) q
@@ -1089,9 +1092,6 @@ begin
       '%s bytes are more than max_payload (%s); send a reference instead', octet_length(given::text), largest));
   elsif stepwell._json_problem(given) is not null then
     perform stepwell._refuse('SW001', 'reply', stepwell._json_problem(given));
-  elsif complete.interaction is not null and complete.correlation is not null then
-    perform stepwell._refuse(
-      'SW001', 'interaction', 'give either the id or the correlation of the question, not both');
   elsif complete.interaction is null and complete.correlation is null and complete.token is null then
     perform stepwell._refuse('SW001', 'interaction', 'name the question by its id, its correlation or its token');
   elsif complete.interaction is null and complete.correlation is null and facts is null then
