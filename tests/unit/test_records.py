@@ -39,7 +39,7 @@ def test_what_runs_may_run_or_has_ended_waits_for_nothing(status: Status) -> Non
         ({"hold": Hold.UNFIT, "hold_reason": "no step 'gone'"}, "no step 'gone'"),
         ({"status": Status.AWAITING_SIGNAL, "awaits": ("paid", "refused")}, "signal 'paid' or 'refused'"),
         ({"status": Status.AWAITING_CHILDREN, "children_pending": 3}, "3 children"),
-        ({"status": Status.AWAITING_EXTERNAL}, "an answer from outside"),
+        ({"status": Status.AWAITING_EXTERNAL, "asked_over": "inbox", "answers_pending": 1}, "an answer over 'inbox'"),
     ],
 )  # fmt: skip
 def test_a_held_or_parked_instance_says_what_it_waits_for(changes: dict[str, Any], words: str) -> None:

@@ -17,6 +17,7 @@ from django.test import override_settings
 from stepwell import ConcurrencyLimit, DefinitionError, Engine, SettingError
 from stepwell.contrib.django import engine, make_engine
 from stepwell.contrib.django.project import ProjectEngine
+from stepwell.transports import Inbox
 from tests.contrib.django.conftest import environment
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -54,6 +55,13 @@ def test_resources_are_named_by_their_path() -> None:
 def test_limits_are_those_of_the_engine() -> None:
     with override_settings(STEPWELL={"LIMITS": [ConcurrencyLimit("stripe", 3)]}):
         assert make_engine()._registry.limits.all() == [ConcurrencyLimit("stripe", 3)]
+
+
+def test_transports_and_keys_are_those_of_the_engine() -> None:
+    with override_settings(STEPWELL={"TRANSPORTS": [Inbox("legal")], "TOKEN_KEYS": {"one": "s" * 32}}):
+        made = make_engine()
+
+    assert (sorted(made._transports), made._token_keys.is_empty) == (["inbox", "legal"], False)
 
 
 def test_a_url_of_its_own_goes_before_the_database_of_django() -> None:

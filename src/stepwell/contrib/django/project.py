@@ -20,7 +20,7 @@ from stepwell.contrib.django.discovery import discover_machines
 from stepwell.engine import Engine
 from stepwell.errors import DefinitionError, SettingError
 
-OWN = ("DATABASE", "LIMITS", "MACHINES", "RESOURCES", "URL")
+OWN = ("DATABASE", "LIMITS", "MACHINES", "RESOURCES", "TOKEN_KEYS", "TRANSPORTS", "URL")
 _reading = RLock()
 _readers: list[ProjectEngine] = []  # that are just being made
 
@@ -83,6 +83,8 @@ def _read() -> tuple[str, dict[str, Any]]:
     options = _engine_settings(given)
     options["machines"] = discover_machines(given.get("MACHINES", []))
     options["limits"] = given.get("LIMITS", [])
+    options["transports"] = given.get("TRANSPORTS", [])
+    options["token_keys"] = given.get("TOKEN_KEYS")
     options["around_sync_steps"] = clean_connections
     if "RESOURCES" in given:
         options["resources"] = _resources(given["RESOURCES"])
