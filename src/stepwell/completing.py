@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -48,6 +48,10 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.named[0] or f"with correlation {self.named[1]}"
 
 
+_Ended: TypeAlias = Completion | CompletionRefused | InvalidInput | Given
+"""What became of an answer; a Given is still to be judged, alone: somebody holds its instance."""
+
+
 class Completing:
     """The door for answers. Those of one moment are admitted together."""
 
@@ -66,6 +70,8 @@ class Completing:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
         self._database.check_loop()
         ended = await self._group.submit(self._admit(answer))
+        if isinstance(ended, Given):
+            ended = await self._judge_patiently(ended)
         if isinstance(ended, Completion):
             return ended
         raise ended
@@ -110,9 +116,9 @@ class Completing:
             tenant,
         )
 
-    async def _complete(self, calls: list[_Call]) -> Sequence[Completion | CompletionRefused | InvalidInput]:
+    async def _complete(self, calls: list[_Call]) -> Sequence[_Ended]:
         """Admit answers together, each question at most once at a time; answers in the order of the calls."""
-        ended: dict[int, Completion | CompletionRefused | InvalidInput] = {}
+        ended: dict[int, _Ended] = {}
         found = await interactions.find(self._database, [call.named for call in calls])
         waiting: dict[int, Given] = {}
         for place, call in enumerate(calls):
@@ -130,20 +136,19 @@ class Completing:
             ended |= await self._judge(round_)
         return [ended[place] for place in range(len(calls))]
 
-    async def _judge(self, round_: dict[int, Given]) -> dict[int, Completion | CompletionRefused | InvalidInput]:
+    async def _judge(self, round_: dict[int, Given]) -> dict[int, _Ended]:
         verdicts, settled = await retried(lambda: interactions.admit(self._database, list(round_.values())))
         self.settled(settled)
-        ended: dict[int, Completion | CompletionRefused | InvalidInput] = {}
-        for (place, given), verdict in zip(round_.items(), verdicts, strict=True):
-            known = verdict if verdict is not None else await self._judge_patiently(given)
-            ended[place] = _answer(given, known)
-        return ended
+        return {
+            place: given if verdict is None else _answer(given, verdict)
+            for (place, given), verdict in zip(round_.items(), verdicts, strict=True)
+        }
 
-    async def _judge_patiently(self, given: Given) -> Verdict | None:
-        """Somebody's transaction holds the instance: wait for it, and for nobody else."""
+    async def _judge_patiently(self, given: Given) -> Completion | CompletionRefused:
+        """Somebody's transaction holds the instance: wait for it. Only this caller does."""
         [verdict], settled = await retried(lambda: interactions.admit_patiently(self._database, given))
         self.settled(settled)
-        return verdict
+        return UnknownInteraction(given.found.id) if verdict is None else _answer(given, verdict)
 
     def _given(self, call: _Call, found: Found) -> Given:
         kind = self._type(found)
@@ -193,10 +198,8 @@ def _uuid(field: str, text: object) -> str:
         raise InvalidInput(field, f"expected a UUID, got {text!r:.100}") from None
 
 
-def _answer(given: Given, verdict: Verdict | None) -> Completion | CompletionRefused | InvalidInput:
+def _answer(given: Given, verdict: Verdict) -> Completion | CompletionRefused:
     found = given.found
-    if verdict is None:
-        return UnknownInteraction(found.id)
     if verdict.verdict in ("admitted", "duplicate"):
         return Completion(found.id, found.instance_id, found.machine, found.step, verdict.verdict == "duplicate")
     return _REFUSALS[verdict.verdict](given, verdict)

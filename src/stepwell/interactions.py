@@ -78,7 +78,7 @@ class Interactions:
                 asked.tenant, asked.id, asked.correlation_id, asked.instance_id, asked.step, epoch_ms(asked.deadline)
             )
         )
-        await interactions.seal(self._database, [(asked.id, seal_of(token))])
+        await interactions.seal(self._database, asked.id, seal_of(token))
         return token
 
     def _of(self, tenant: str | None) -> str:

@@ -18,7 +18,7 @@ from tests.doors.machines import Busy, Note, Order
 from tests.doors.roles import connected, role
 from tests.support.waiting import eventually
 
-DOORS = {"start", "start_many", "signal", "signal_many", "cancel", "try_cancel"}
+DOORS = {"start", "start_many", "signal", "signal_many", "cancel", "try_cancel", "complete"}
 DENIED = asyncpg.InsufficientPrivilegeError
 
 

@@ -193,7 +193,7 @@ CASES = [
     *(Case("shares/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
     Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
-    Case("instances/tick", lambda _, n: (["default", "mail", "none"],), 3,
+    Case("instances/tick", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
          _on("due", "claim", "fair", "pkey", "deadline")),
     Case("workers/begin", begin, 50, frozenset(), 6),
     Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),

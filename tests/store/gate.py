@@ -21,7 +21,7 @@ create role {role};
 grant usage on schema stepwell to {role};
 grant all on all tables in schema stepwell to {role};
 grant all on all sequences in schema stepwell to {role};
-grant execute on function stepwell.now(), stepwell._may_claim(text) to {role};
+grant execute on all functions in schema stepwell to {role};
 create function public.gate(id bigint) returns boolean language plpgsql as $$
 begin
   if id = {row} then perform pg_advisory_xact_lock_shared({gate}); end if;

@@ -52,7 +52,9 @@ async def test_an_idle_worker_sends_at_most_thirty_statements_a_minute(make_harn
 
 def test_an_idle_worker_polls_slower_and_slower_until_there_is_work() -> None:
     """Scenario 83."""
-    others: Any = dict.fromkeys(("database", "notifier", "lanes", "wake_claimer", "give_back", "wake_sharer"))
+    others: Any = dict.fromkeys(
+        ("database", "notifier", "lanes", "wake_claimer", "give_back", "wake_sharer", "transports", "settled")
+    )
     timers = Timers(poll=timedelta(seconds=1), max_poll=timedelta(seconds=5), **others)
 
     pauses = [timers._next_pause(is_busy=is_busy) for is_busy in (False, False, False, True)]

@@ -36,7 +36,7 @@ async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
         "limits/free": (["hot"], [2]),
         "limits/flow": (["hot"],),
         "keys/find_idle": (),
-        "instances/tick": (["default"],),
+        "instances/tick": (["default"], []),
     }
     return {name: (await bench.explain(name, *arguments)).buffers for name, arguments in asked.items()}
 

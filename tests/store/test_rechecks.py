@@ -185,7 +185,7 @@ async def test_what_is_no_longer_due_stays_as_it_is(
     await connection.execute("update stepwell.instances set hold = 'due'")
 
     async with gate_before(url, first) as gate:
-        ticking = await gate.send("instances/tick", ["default"])
+        ticking = await gate.send("instances/tick", ["default"], [])
         await connection.execute(f"update stepwell.instances set {change} where id = $1", second)
         before = await row(connection, second)
         await gate.open()

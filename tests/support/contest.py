@@ -90,7 +90,9 @@ class Contest:
         """The client's doors, through that connection only."""
         engine = self.harness.engine
         assert engine._notifier is not None
-        return Client(contestant, self.registry, engine._notifier, engine._emitter, engine.settings)  # type: ignore[arg-type]
+        return Client(
+            contestant, self.registry, engine._notifier, engine._emitter, engine.settings, engine._token_keys  # type: ignore[arg-type]
+        )
 
     def operating(self, contestant: Contestant) -> Operating:
         """The operator's doors, through that connection only."""

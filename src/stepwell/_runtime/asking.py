@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -18,6 +19,8 @@ from stepwell._store.units import Settled
 from stepwell.transports import Admit, Transport
 
 log = logging.getLogger("stepwell")
+
+CLOSE_PATIENCE = 5.0
 
 
 class World(NamedTuple):
@@ -79,13 +82,15 @@ class Asking:
 
     async def stop(self, patience: float) -> None:
         """Bring in and send no more; what is being sent has that much time."""
-        for receiver in self._receivers:
-            await receiver.stop()
+        await asyncio.gather(*(receiver.stop() for receiver in self._receivers))
         await self._reconciler.stop()
-        for dispatcher in self._dispatchers.values():
-            await dispatcher.drain(patience)
-        for opened in self._opened:
-            try:
-                await opened.close(self._lease)
-            except Exception as error:  # noqa: BLE001 - a transport's own trouble ends nothing
-                log.warning("transport %s: did not close: %s", opened.transport.name, error)
+        await asyncio.gather(*(dispatcher.drain(patience) for dispatcher in self._dispatchers.values()))
+        await asyncio.gather(*(_close(opened, self._lease) for opened in self._opened))
+
+
+async def _close(opened: Opened, user: object) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_PATIENCE):
+            await opened.close(user)
+    except Exception as error:  # noqa: BLE001 - a transport's own trouble ends nothing
+        log.warning("transport %s: did not close: %r", opened.transport.name, error)

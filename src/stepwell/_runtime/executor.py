@@ -28,7 +28,7 @@ from stepwell._runtime.transactions import Transactor
 from stepwell._store import workers
 from stepwell._store.database import Database
 from stepwell.context import Context
-from stepwell.errors import InvalidOutcome, RefusedByDatabase, StepwellError
+from stepwell.errors import AwaitTimeout, InvalidOutcome, RefusedByDatabase, StepwellError
 from stepwell.outcomes import AskEach
 
 T = TypeVar("T")
@@ -321,8 +321,10 @@ class Executor:
         if was_filling:  # it would go on with the questions of the one that failed
             raise InvalidOutcome("outcome", "handle can not Ask.each where an Ask.each of the step has failed; go on "
                                  "at a step that asks")
-        commit = run.commit(await self._filler.fill(run, outcome), ctx, error, is_filled=True)
-        return replace(commit, has_filled=True)
+        filled = await self._filler.fill(run, outcome)
+        if isinstance(filled, AwaitTimeout):
+            return replace(run.failure(filled), has_filled=True)
+        return replace(run.commit(filled, ctx, error, is_filled=True), has_filled=True)
 
     async def _transact(self, hand: Hand, run: Run) -> Commit | None:
         """Run the step with its outcome in one transaction; None if that has ended it, else what `handle` wants."""

@@ -6,11 +6,13 @@ A step that is run again after a crash gives its items again: those that were as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell import _probes
+from stepwell._core.faults import Refusal, StoreFault
 from stepwell._core.questions import Common, Question, question
 from stepwell._core.transition import common_of
 from stepwell._runtime.caller import Caller
@@ -18,11 +20,17 @@ from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.runs import Run
 from stepwell._store import units
 from stepwell._store.database import Database
-from stepwell.errors import InvalidOutcome
+from stepwell._store.units import Appended, Filling
+from stepwell.errors import AwaitTimeout, InvalidOutcome, RefusedByDatabase
 from stepwell.outcomes import AskEach, Next
+
+log = logging.getLogger("stepwell")
+
+T = TypeVar("T")
 
 CHUNK = 500  # items of one transaction
 LARGEST_TEXT = 4_000_000  # of the requests in one transaction, as far as they are not larger
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # between tries while the database is away
 
 
 class Filler:
@@ -36,8 +44,9 @@ class Filler:
         self._notifier = notifier
         self._expect_due = expect_due
 
-    async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next:
-        """Ask about every item; what is left to commit is the park, or what follows if there were no items."""
+    async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next | AwaitTimeout:
+        """Ask about every item; what is left to commit is the park, what follows if there were no items, or the end:
+        the time of a question was over before the last one was asked, and the instance is to fail then."""
         common = common_of(outcome, run.claim.step, run.surroundings.registry)
         pull = _puller(outcome.items, run, self._caller)
         asked = await self._asked_before(run)
@@ -49,8 +58,12 @@ class Filler:
             first = place + len(items) - len(fresh)
             place += len(items)
             for chunk in _chunks(fresh, first, common, run.surroundings.max_payload):
-                if not await self._append(run, common, chunk):
-                    return outcome  # there is nothing to fill: its commit finds out why
+                appended = await self._append(run, common, first, chunk)
+                if appended is None:
+                    return outcome  # the claim is lost: its commit will be stale
+                if appended.timed_out is not None:
+                    return AwaitTimeout(run.definition.name, common.step, appended.timed_out)
+                first += len(chunk)
             await asyncio.sleep(0)
         return outcome if max(place, asked) else Next(outcome.then, state=outcome.state)
 
@@ -58,24 +71,43 @@ class Filler:
         """How many questions an earlier attempt of this step has asked."""
         if not run.claim.attempt:
             return 0
-        async with self._database.transaction() as session:
-            held = await units.hold(session, run.claim)
+        held = await self._through_outages(run, lambda: self._hold(run))
         return 0 if held is None else held.opened
 
-    async def _append(self, run: Run, common: Common, chunk: list[Question]) -> bool:
-        """Append a chunk; False if the claim is lost, or the unit has ended early."""
+    async def _hold(self, run: Run) -> Filling | None:
         async with self._database.transaction() as session:
-            held = await units.hold(session, run.claim)
-            if held is None or held.has_ended:
-                return False
-            out = await units.append(session, run.claim, held.unit_id, common, chunk)
+            return await units.hold(session, run.claim)
+
+    async def _append(self, run: Run, common: Common, first: int, chunk: list[Question]) -> Appended | None:
+        """Ask about some items; None if the claim is lost."""
+        appended = await self._through_outages(run, lambda: self._append_once(run, common, first, chunk))
+        if appended is None:
+            return None
         if _probes.hooks:
             await _probes.reach("filler.appended", id=run.claim.id, number=len(chunk))
-        if out and common.sends:
+        if appended.out and common.sends:
             self._notifier.announce_dispatch(common.transport)
-        if out and common.timeout is not None:
+        if appended.out and common.timeout is not None:
             self._expect_due(common.timeout.total_seconds())
-        return True
+        return appended
+
+    async def _through_outages(self, run: Run, act: Callable[[], Awaitable[T]]) -> T:
+        """Do it when the database is there: an outage is no fault of the step. What has landed is not done twice."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await act()
+            except Refusal as error:
+                raise RefusedByDatabase(str(error)) from error
+            except StoreFault as error:
+                log.warning("filler: %s: can not ask yet: %s", run.claim.label, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _append_once(self, run: Run, common: Common, first: int, chunk: list[Question]) -> Appended | None:
+        async with self._database.transaction() as session:
+            held = await units.hold(session, run.claim)
+            return None if held is None else await units.append(session, run.claim, held.unit_id, common, first, chunk)
 
 
 def _chunks(items: list[Any], first: int, common: Common, max_payload: int) -> Iterator[list[Question]]:

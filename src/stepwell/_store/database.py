@@ -45,7 +45,7 @@ PLAN_ANEW: Final = "set local plan_cache_mode = force_custom_plan"
 # The driver asks about these types when it first meets them: better when the first connection is made than in the way
 # of a step.
 _TYPES = """select $1::bigint[], $2::integer[], $3::smallint[], $4::boolean[], $5::text[], $6::interval[],
-                   $7::timestamptz[]"""
+                   $7::timestamptz[], $8::uuid[]"""
 
 
 class Queryable(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from stepwell._store.database import Database, Queryable, Session
 from stepwell._store.units import Resolved, Settled
 
 FULL_LOOK = 500  # late questions of one look
+BEFORE_ALL = (datetime.min.replace(tzinfo=UTC), "00000000-0000-0000-0000-000000000000")
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -116,16 +117,27 @@ async def _admit(
 
 async def expire(db: Database) -> tuple[int, int, Settled]:
     """End questions whose time is over; returns how many there were, how many of them are held by somebody else, and
-    what goes on by it."""
-    late = [(row["id"], row["instance_id"]) for row in await db.fetch("interactions/find_late")]
-    if not late:
-        return 0, 0, Settled()
+    what goes on by it. What is held is looked past: it is in nobody's way."""
+    number, held, after = 0, 0, BEFORE_ALL
+    while True:
+        late = await db.fetch("interactions/find_late", *after)
+        if not late:
+            return number, held, Settled()
+        ended, settled = await _expire(db, [(row["id"], row["instance_id"]) for row in late])
+        number, held = number + len(late), held + len(late) - ended
+        after = late[-1]["deadline"], late[-1]["id"]
+        if ended or len(late) < FULL_LOOK:
+            return number, held, settled
+
+
+async def _expire(db: Database, late: list[tuple[str, int]]) -> tuple[int, Settled]:
+    """End those of the questions whose instance nobody holds; returns how many these are."""
     async with db.transaction() as session:
         locked = await children.lock_parents(session, sorted({instance for _, instance in late}))
         ids = [id_ for id_, instance in late if instance in locked]
-        rows = await session.fetch("interactions/expire", ids)
+        rows = await session.fetch("interactions/expire", ids) if ids else []
         resolved = [Resolved(unit, number, number, "timed_out") for unit, number in rows]
-        return len(late), len(late) - len(ids), await units.settle(session, resolved)
+        return len(ids), await units.settle(session, resolved)
 
 
 async def claim(db: Queryable, worker_id: int, transport: str, limit: int) -> list[Outgoing]:
@@ -134,28 +146,47 @@ async def claim(db: Queryable, worker_id: int, transport: str, limit: int) -> li
     return [_outgoing(dict(row)) for row in rows]
 
 
-async def record(db: Queryable, worker_id: int, sent: Sequence[Sent]) -> None:
-    """Note how sendings ended."""
-    await db.fetch(
+async def record(db: Queryable, worker_id: int, sent: Sequence[Sent]) -> list[Sent]:
+    """Note how sendings ended; returns those that could not be noted, because somebody holds the question."""
+    rows = await db.fetch(
         "interactions/record", worker_id, [s.id for s in sent], [s.attempt for s in sent], [s.delay for s in sent],
         [s.metadata for s in sent], [s.error for s in sent],
     )  # fmt: skip
+    noted = {row["id"] for row in rows if row["is_noted"]}
+    held = {row["id"] for row in rows} - noted
+    return [s for s in sent if s.id in held]
 
 
-async def fail(db: Database, worker_id: int, lost: Sequence[tuple[Dispatch, str]]) -> Settled:
-    """End questions that can never be sent, each for a reason."""
+Lost: TypeAlias = tuple[Dispatch, str]
+"""A question that can never be sent, and why."""
+
+
+async def fail(db: Database, worker_id: int, lost: Sequence[Lost]) -> tuple[list[Lost], Settled]:
+    """End questions that can never be sent; returns those whose instance somebody else holds, and what goes on."""
     async with db.transaction() as session:
-        await operators.lock(session, sorted({dispatch.instance_id for dispatch, _ in lost}))
+        locked = await children.lock_parents(session, sorted({dispatch.instance_id for dispatch, _ in lost}))
+        ready = [(dispatch, why) for dispatch, why in lost if dispatch.instance_id in locked]
         rows = await session.fetch(
-            "interactions/fail", worker_id, [d.interaction_id for d, _ in lost], [d.attempt for d, _ in lost],
-            [why for _, why in lost],
+            "interactions/fail", worker_id, [d.interaction_id for d, _ in ready], [d.attempt for d, _ in ready],
+            [why for _, why in ready],
         )  # fmt: skip
-        return await units.settle(session, [Resolved(unit, number, number, "failed") for unit, number in rows])
+        settled = await units.settle(session, [Resolved(unit, number, number, "failed") for unit, number in rows])
+    return [one for one in lost if one[0].instance_id not in locked], settled
 
 
-async def seal(db: Queryable, seals: Sequence[tuple[str, str]]) -> None:
-    """Keep the hashes of tokens, by question."""
-    await db.fetch("interactions/seal", [id_ for id_, _ in seals], [seal_ for _, seal_ in seals])
+async def seal(db: Queryable, interaction_id: str, seal_: str) -> None:
+    """Keep the hash of the token of a question."""
+    await db.fetch("interactions/seal", interaction_id, seal_)
+
+
+async def seal_taken(db: Queryable, worker_id: int, seals: Mapping[str, str]) -> set[str]:
+    """Keep the hashes of tokens of questions that this worker has taken; returns those that nobody else holds."""
+    return {row["id"] for row in await db.fetch("interactions/seal_taken", worker_id, [*seals], [*seals.values()])}
+
+
+async def give_back(db: Queryable, worker_id: int, transport: str, kept: Collection[str]) -> int:
+    """Let questions be sent again that this worker has taken, but for those; returns how many."""
+    return len(await db.fetch("interactions/give_back", worker_id, transport, list(kept)))
 
 
 async def return_lost(db: Queryable) -> list[str]:
@@ -170,11 +201,12 @@ async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> list[Interacti
 
 
 async def pending(
-    db: Queryable, tenant: str, filters: Sequence[object], limit: int, after: str | None
+    db: Database, tenant: str, filters: Sequence[object], limit: int, after: str | None
 ) -> list[tuple[str, str]]:
     """Ids of open questions, each with the cursor behind it. Filters: assignee, group, machine, step, transport,
     overdue; None lets all pass."""
-    rows = await db.fetch("interactions/pending", tenant, *filters, limit, after)
+    async with db.transaction(anew=True) as session:
+        rows = await session.fetch("interactions/pending", tenant, *filters, limit, after)
     return [(row["id"], row["cursor"]) for row in rows]
 
 

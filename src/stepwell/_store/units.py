@@ -73,7 +73,6 @@ class Filling(msgspec.Struct, frozen=True):
 
     unit_id: int
     opened: int  # questions so far
-    has_ended: bool  # before it was full: the time of one was over
 
 
 async def hold(db: Session, claim: Claim) -> Filling | None:
@@ -82,9 +81,20 @@ async def hold(db: Session, claim: Claim) -> Filling | None:
     return Filling(*rows[0]) if rows else None
 
 
-async def append(db: Session, claim: Claim, unit_id: int, common: Common, questions: Sequence[Question]) -> int:
-    """Append questions to a unit; returns how many are out, or may be sent."""
+class Appended(msgspec.Struct, frozen=True):
+    """What became of a chunk: how many questions are out, or may be sent; or the one whose time was over before the
+    unit was full, which has ended it."""
+
+    out: int
+    timed_out: str | None
+
+
+async def append(
+    db: Session, claim: Claim, unit_id: int, common: Common, first: int, questions: Sequence[Question]
+) -> Appended:
+    """Append questions to a unit, the first of them about the item of this number."""
     head = _common(claim.id, unit_id, common) | {
+        "first": first,
         "window": common.window,
         "type_name": common.type.name,
         "reference": msgspec.Raw(common.type.reference.encode()),
@@ -94,7 +104,7 @@ async def append(db: Session, claim: Claim, unit_id: int, common: Common, questi
         "units/append", _ENCODER.encode(head).decode(), [q.id for q in questions], [q.request for q in questions],
         [q.fields for q in questions],
     )  # fmt: skip
-    return int(rows[0]["room"])
+    return Appended(*rows[0])
 
 
 async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:

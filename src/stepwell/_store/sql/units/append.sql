@@ -1,14 +1,19 @@
 -- Append questions, one per item, to a unit that is being filled; open the unit with its first ones.
 -- Run after units/hold.sql, in its transaction. $1: what they have in common, as one JSON object; $2 to $4: the ids,
---   requests and key fields of the items, in their order.
--- Keeps: one interaction per item; at most `window` of them are out. The window has room only if nothing is queued,
---   so that items go out in their order. An item's time begins when it is let out.
--- Index: the primary keys. Locks: the unit. Returns: how many may be sent, or are out.
+--   requests and key fields of the items, in their order; `first` is the number of the first one.
+-- Keeps: one interaction per item: those that the unit has (an answer was lost) are passed over. At most `window` of
+--   them are out, as the unit was opened with it, whatever a later attempt says. The window has room only if nothing is
+--   queued, so that items go out in their order. An item's time begins when it is let out. A unit that has ended before
+--   it was full (its time was over, and it is to fail) gets nothing more.
+-- Index: the primary keys, interactions_item. Locks: the unit.
+-- Returns: how many may be sent, or are out; and the question whose time was over, if the unit has ended by it.
 with unit as materialized (
-  select a.*, i.visit + 1 as visit, i.tenant, i.machine, i.version,
-         coalesce(u.opened, 0) as before, least(cardinality($2::uuid[]), a."window" - coalesce(u.in_flight, 0)) as room
+  select a.*, i.visit + 1 as visit, i.tenant, i.machine, i.version, coalesce(u.opened, 0) as before,
+         coalesce(u.status, 'waiting') = 'waiting' as is_open,
+         greatest(a.first + cardinality($2::uuid[]) - coalesce(u.opened, 0), 0) as number,
+         coalesce(u."window", a."window") - coalesce(u.in_flight, 0) as space
   from json_to_record($1::json) as a(
-         unit_id bigint, instance_id bigint, step text, transport text, sends boolean, reply_type text,
+         unit_id bigint, instance_id bigint, first integer, step text, transport text, sends boolean, reply_type text,
          timeout interval, on_timeout text, requires_token boolean, assignee text, group_name text, is_shared boolean,
          "window" integer, type_name text, reference jsonb, schema jsonb)
   join stepwell.instances i on i.id = any (array[a.instance_id])
@@ -24,16 +29,19 @@ with unit as materialized (
      requires_token, "window", opened, in_flight, created_at)
   overriding system value
   select n.unit_id, n.instance_id, n.visit, n.tenant, n.machine, n.version, n.step, n.transport, n.sends,
-         n.reply_type, n.timeout, n.on_timeout, n.requires_token, n."window", cardinality($2::uuid[]), n.room,
+         n.reply_type, n.timeout, n.on_timeout, n.requires_token, n."window", n.number, least(n.number, n.space),
          stepwell.now()
   from unit n
+  where n.is_open
   on conflict (id) do update set opened = u.opened + excluded.opened, in_flight = u.in_flight + excluded.in_flight
 ), items as materialized (
-  select n.*, g.id, g.request, (n.before + g.place - 1)::integer as item, g.place <= n.room as is_out,
-         case when n.is_shared then '' else concat(n.instance_id, ':', n.visit, ':', n.before + g.place - 1, ':') end
+  select n.*, g.id, g.request, (n.first + g.place - 1)::integer as item,
+         n.first + g.place - 1 < n.before + n.space as is_out,
+         case when n.is_shared then '' else concat(n.instance_id, ':', n.visit, ':', n.first + g.place - 1, ':') end
            || coalesce(g.fields, '') as key
   from unit n
   cross join unnest($2::uuid[], $3::text[], $4::text[]) with ordinality as g(id, request, fields, place)
+  where n.is_open and n.first + g.place - 1 >= n.before
 ), asked as (
   insert into stepwell.interactions
     (id, unit_id, instance_id, item, tenant, correlation, transport, status, idempotency_key, request, assignee,
@@ -45,4 +53,12 @@ with unit as materialized (
          stepwell.now(), stepwell.now()
   from items m
 )
-select n.room from unit n
+select least(n.number, n.space) as room,
+       case when not n.is_open then
+         (select q.id::text
+          from stepwell.interactions q
+          where q.unit_id = n.unit_id and q.status = 'timed_out'
+          order by q.item
+          limit 1)
+       end as timed_out
+from unit n

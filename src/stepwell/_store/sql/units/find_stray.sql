@@ -1,5 +1,6 @@
 -- Find open units that their instance neither waits for nor fills, and such whose questions have all ended: there
--- should be none. Looks at up to 500 open units after the instance $1, so that everything is looked at in turn.
+-- should be none. Looks at 500 open units after the instance $1, so that everything is looked at in turn; at their
+-- questions from the last one, which is mostly open.
 -- Index: await_units_open, the primary key, interactions_item. Locks: none.
 -- Returns: instance and unit of each; and, with no unit, the instance up to which it looked, unless that was all.
 with looked as materialized (
@@ -7,7 +8,7 @@ with looked as materialized (
   from stepwell.await_units u
   where u.status = 'waiting' and u.instance_id > $1
   order by u.instance_id
-  limit 500
+  fetch first 500 rows with ties
 )
 select l.instance_id, l.id as unit_id
 from looked l
@@ -17,6 +18,7 @@ where not exists (select from stepwell.instances i
    or l.is_filled and not exists (select from stepwell.interactions q
                                   where q.unit_id = l.id
                                     and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+                                  order by q.item desc
                                   offset 0)
 union all
-select max(l.instance_id), null from looked l having count(*) = 500
+select max(l.instance_id), null from looked l having count(*) >= 500

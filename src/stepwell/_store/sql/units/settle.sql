@@ -15,6 +15,7 @@ with given as materialized (
                u.opened - u.resolved - g.resolved - (u.in_flight - g.returned)) as room,
          g.resolved,
          case
+           when u.status <> 'waiting' then u.status
            when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
            when g.ended = 'failed' and u."window" is null then 'failed'
            when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened then 'completed'
@@ -23,7 +24,7 @@ with given as materialized (
   from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[])
        as g(unit_id, resolved, returned, ended, is_filled)
   join stepwell.await_units u on u.id = any (array[g.unit_id])
-  where u.status || '' = 'waiting'
+  where u.status || '' = 'waiting' or g.is_filled
   order by g.unit_id
 ), counted as (
   update stepwell.await_units u
@@ -31,9 +32,9 @@ with given as materialized (
       in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
       is_filled = u.is_filled or g.is_filled,
       status = g.status,
-      finished_at = case when g.status <> 'waiting' then stepwell.now() end
+      finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.now()) end
   from given g
-  where u.id = any (array[g.unit_id]) and u.status || '' = 'waiting'
+  where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
   returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport,
             case when g.status = 'waiting' then g.room end as room
 ), closed as (
@@ -59,20 +60,12 @@ with given as materialized (
   from next_ones n
   where q.id = any (array[n.id])
   returning case when n.is_sent then q.transport end as transport, n.timeout
-), ended as materialized (
-  select c.id, c.instance_id
-  from counted c
-  where c.status <> 'waiting'
-  union all
-  select u.id, u.instance_id
-  from unnest($1::bigint[], $5::boolean[]) as g(unit_id, is_filled)
-  join stepwell.await_units u on u.id = any (array[g.unit_id])
-  where g.is_filled and u.status <> 'waiting'
 ), woken as (
   update stepwell.instances i
   set status = 'runnable', due_at = stepwell.now(), updated_at = stepwell.now()
-  from ended e
-  where i.id = any (array[e.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = e.id
+  from counted c
+  where i.id = any (array[c.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = c.id
+    and c.status <> 'waiting'
   returning i.queue
 )
 select array(select w.queue from woken w) as queues,

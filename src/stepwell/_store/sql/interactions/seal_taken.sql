@@ -1,0 +1,15 @@
+-- Keep the hashes of tokens that go out with questions which a worker has taken.
+-- Keeps: nobody is waited for; what is being answered right now goes out later, if it is not answered.
+-- Index: the primary key (|| '': no other). Locks: the questions, skip locked. Returns: those that were sealed.
+with mine as materialized (
+  select q.id, g.seal
+  from unnest($2::uuid[], $3::text[]) as g(id, seal)
+  join stepwell.interactions q on q.id = any (array[g.id])
+  where q.status || '' = 'dispatching' and q.worker_id = $1
+  for no key update of q skip locked
+)
+update stepwell.interactions q
+set seal = decode(m.seal, 'hex')
+from mine m
+where q.id = any (array[m.id])
+returning q.id::text as id

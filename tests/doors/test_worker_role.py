@@ -1,0 +1,39 @@
+"""A role with the rights that the guide names, and no others, runs a worker that asks the world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from stepwell import Engine
+from tests.asks.machines import Batch, Expense
+from tests.conftest import MakeHarness
+from tests.doors.roles import connected, role
+from tests.support.transports import Recording
+from tests.support.waiting import eventually
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/database.md").read_text()
+GRANTS = GUIDE.partition("grant usage on schema")[2].partition("```")[0]
+
+
+async def test_the_rights_of_the_guide_are_enough_for_a_worker_that_asks_and_is_answered(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Expense, Batch])
+    async with role(h, "worker") as url, connected(h.url) as owner:
+        await owner.execute(f"grant usage on schema{GRANTS}".replace("shop_app", str(urlsplit(url).username)))
+        there = Recording("there", reply=7)
+
+        async with Engine(url, machines=[Expense, Batch], transports=[there]) as engine, engine.worker():
+            expense = await engine.start(Expense, {"amount": 7, "seconds": 60.0})
+            batch = await engine.start(Batch, {"items": [1, 2], "transport": "there", "window": 1})
+            [asked] = await eventually(lambda: pending(engine))
+            async with Engine(url) as stranger:  # has no machine: the database checks the reply by its schema
+                await stranger.complete(interaction=asked, reply={"approved": True})
+            answers = await expense.wait(timeout=30), await batch.wait(timeout=30)
+
+    assert [a.status for a in answers] == ["done", "done"]
+
+
+async def pending(engine: Engine) -> list[str]:
+    return [q.id for q in (await engine.interactions.pending(transport="inbox")).items]
