@@ -51,6 +51,8 @@ class Interactions:
         """Open questions, the next deadline first; filters are all to hold, an empty text is none."""
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
             raise InvalidInput("limit", f"expected a whole number from 1 to {LARGEST_PAGE}, got {limit!r}")
+        if overdue is not None and not isinstance(overdue, bool):
+            raise InvalidInput("overdue", f"expected True, False or None, got {overdue!r:.100}")
         own = self._of(tenant)
         named = {"assignee": assignee, "group": group, "machine": machine, "step": step, "transport": transport}
         filters = [_check_filter(field, given) for field, given in named.items()]

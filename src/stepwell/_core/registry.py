@@ -113,12 +113,12 @@ class Registry:
         """Whether any step commits with its author's writes."""
         return any(step.transactional for definition in self.all() for step in definition.steps.values())
 
-    def transport(self, name: str) -> Sending:
+    def transport(self, name: object) -> Sending:
         """The transport of that name, or UnknownTransport with the near miss."""
         try:
-            return self._transports[name]
+            return self._transports[name]  # type: ignore[index]  # whatever it is, it is refused with its name
         except (KeyError, TypeError):
-            raise UnknownTransport(name, sorted(self._transports)) from None
+            raise UnknownTransport(str(name), sorted(self._transports)) from None
 
     def find(self, name: str, version: int) -> Definition | None:
         """The definition that runs this version as it is."""

@@ -86,10 +86,27 @@ def _hash(reference: str, schema: str | None) -> str:
 
 
 def _schema(kind: Any) -> str | None:
-    """JSON Schema of a type. A pydantic model inside another type is anything: Python checks it."""
-    if is_model(kind):
-        return _ENCODER.encode(kind.model_json_schema()).decode()
+    """JSON Schema of a type."""
     try:
-        return _ENCODER.encode(msgspec.json.schema(kind, schema_hook=lambda _: {})).decode()
+        return _ENCODER.encode(kind.model_json_schema() if is_model(kind) else _schema_of_mixed(kind)).decode()
     except Exception as error:  # the author's type may be anything
         raise InvalidOutcome(FIELD, f"{shown(kind)} has no JSON Schema: {error}") from error
+
+
+def _schema_of_mixed(kind: Any) -> dict[str, Any]:
+    """JSON Schema of a type, with that of pydantic models in it; where two have one name, models are anything."""
+    inner: dict[str, Any] = {}
+
+    def of_model(model: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = model.model_json_schema()
+        inner.update(schema.pop("$defs", {}))
+        return schema
+
+    schema = msgspec.json.schema(kind, schema_hook=of_model)
+    if not inner:
+        return schema
+    own = schema.setdefault("$defs", {})
+    if own.keys() & inner.keys():
+        return msgspec.json.schema(kind, schema_hook=lambda model: {"title": model.__name__})
+    own.update(inner)
+    return schema

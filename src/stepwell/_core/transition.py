@@ -77,7 +77,7 @@ def _next(
     registry: Registry,
 ) -> Commit:
     key = outcome.concurrency_key
-    step = _target(definition, "step", outcome.step)
+    step = target(definition, "step", outcome.step)
     delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
     return Commit(
         claim=claim,
@@ -108,7 +108,7 @@ def _park(
     max_payload: int,
 ) -> Commit:
     """What all parks have in common: on at `then`, once what it waits for has come."""
-    step = _target(definition, "then", outcome.then)
+    step = target(definition, "then", outcome.then)
     parked = Commit(
         claim=claim,
         status=Status.AWAITING_EXTERNAL,
@@ -175,7 +175,7 @@ def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None
     )  # fmt: skip
 
 
-def _target(definition: Definition, field: str, ref: StepRef) -> str:
+def target(definition: Definition, field: str, ref: StepRef) -> str:
     name = step_name(ref)
     if name is None:
         raise InvalidOutcome(field, _no_step(ref))

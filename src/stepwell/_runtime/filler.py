@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stepwell import _probes
 from stepwell._core.faults import Refusal, StoreFault
 from stepwell._core.questions import Common, Question, question
-from stepwell._core.transition import common_of
+from stepwell._core.transition import common_of, target
 from stepwell._runtime.caller import Caller
 from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.runs import Run
@@ -48,6 +48,7 @@ class Filler:
         """Ask about every item; what is left to commit is the park, what follows if there were no items, or the end:
         the time of a question was over before the last one was asked, and the instance is to fail then."""
         common = common_of(outcome, run.claim.step, run.surroundings.registry)
+        target(run.definition, "then", outcome.then)  # before anybody is asked
         pull = _puller(outcome.items, run, self._caller)
         asked = await self._asked_before(run)
         place, is_over = 0, False

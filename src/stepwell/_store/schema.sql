@@ -256,7 +256,8 @@ begin
 return query
 -- Judge answers to questions, and take those in that may be. They come as one JSON array; no question twice in it.
 -- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
--- Keeps: the order of the checks (token, answered before, closed, too late, type); whatever is refused changes nothing.
+-- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
+--   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
 -- Index: the primary keys (|| '': no other). Locks: the questions that are answered.
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
@@ -280,8 +281,12 @@ with given as materialized (
            when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
            when q.deadline <= stepwell.now() then 'late'
          end as past,
-         case when g.is_checked then g.problem else stepwell._schema_problem(t.schema, t.schema, g.reply, 'reply') end
-           as problem
+         case
+           when case jsonb_typeof(g.reply) when 'array' then jsonb_array_length(g.reply) > 10000 else false end then
+             format('reply: has %s items, one answer may have 10000', jsonb_array_length(g.reply))
+           when g.is_checked then g.problem
+           else stepwell._schema_problem(t.schema, t.schema, g.reply, 'reply')
+         end as problem
   from given g
   join stepwell.interactions q on q.id = any (array[g.id])
   join stepwell.await_units u on u.id = any (array[q.unit_id])

@@ -1,0 +1,334 @@
+"""One question: asked once, waited for, answered; a loop asks anew, a crash does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Ask, AwaitTimeout, Context, Done, InvalidOutcome, Machine, Next, Outcome, Retry, Stop, errors, step
+from stepwell.errors import InvalidInput, InvalidPayload, UnknownTransport
+from stepwell.testing import Harness, armed
+from tests.asks.askers import Recorder, asker
+from tests.asks.looks import asked, pending, questions
+from tests.asks.machines import Expense
+from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
+
+
+class Poll(Machine):
+    """Asks again and again, until somebody says that it is enough; then asks over another way."""
+
+    @dataclass
+    class State:
+        heard: list[str]
+
+    @step
+    async def start(self, ctx: Context[State]) -> Outcome:
+        if ctx.reply is not None:
+            ctx.state.heard.append(ctx.reply.value)
+            if ctx.reply.value == "enough":
+                return Ask("recorder", {"heard": ctx.state.heard}, reply=str, then=self.told)
+        return Ask("inbox", {"round": len(ctx.state.heard)}, reply=str, then=self.start)
+
+    @step
+    async def told(self, ctx: Context[State]) -> Outcome:
+        return Next(self.end, state=self.State([*ctx.state.heard, ctx.reply.value]))
+
+    @step
+    async def end(self, ctx: Context[State]) -> Outcome:
+        return Done([ctx.state.heard, ctx.reply])
+
+
+class Shaky(Machine):
+    """Fails twice with its answer in hand."""
+
+    runs: list[Any] = []  # noqa: RUF012 - what this process has seen
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        return Ask("recorder", {"a": 1}, reply=int, then=self.use)
+
+    @step
+    async def use(self, ctx: Context[Any]) -> Outcome:
+        self.runs.append((ctx.attempt, ctx.reply.value))
+        if ctx.attempt < 2:
+            raise RuntimeError("not yet")
+        return Done(ctx.reply.value)
+
+    async def handle(self, error: Exception, ctx: Context[Any]) -> Outcome:
+        return Retry() if isinstance(error, RuntimeError) else Stop(error)
+
+
+class Rescued(Machine):
+    """Its step fails, and `handle` asks what to do."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        raise RuntimeError("broken")
+
+    @step
+    async def decided(self, ctx: Context[Any]) -> Outcome:
+        return Done(ctx.reply.value)
+
+    async def handle(self, error: Exception, ctx: Context[Any]) -> Outcome:
+        return Ask("inbox", {"error": str(error)}, reply=str, then=self.decided)
+
+
+class Local:
+    """Makes types that nobody else finds."""
+
+    @staticmethod
+    def kind() -> Any:
+        @dataclass
+        class Hidden:
+            a: int
+
+        return Hidden
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "transport": ({"transport": "inbx"}, UnknownTransport, "did you mean 'inbox'"),
+    "no transport": ({"transport": None}, UnknownTransport, "no transport is called 'None'"),
+    "then": ({"then": "anwsered"}, InvalidInput, "did you mean 'answered'"),
+    "no then": ({"then": None}, InvalidOutcome, "then"),
+    "zero": ({"timeout": timedelta(0)}, InvalidOutcome, "timeout"),
+    "negative": ({"timeout": timedelta(seconds=-1)}, InvalidInput, "timeout"),
+    "no duration": ({"timeout": 5}, InvalidInput, "timeout"),
+    "on_timeout": ({"on_timeout": "retry"}, InvalidOutcome, "expected 'wake' or 'fail'"),
+    "token": ({"token": True}, InvalidOutcome, "token: this engine has no keys"),
+    "assignee": ({"assignee": "x" * 201}, InvalidInput, "assignee"),
+    "group": ({"group": ""}, InvalidInput, "group"),
+    "fields as one text": ({"idempotency": "order"}, InvalidOutcome, "idempotency: expected names of fields"),
+    "missing field": ({"idempotency": ("order",)}, InvalidOutcome, "no field 'order'"),
+    "empty field": ({"idempotency": ("b",)}, InvalidOutcome, "no field 'b', or nothing in it"),
+    "fields of a list": ({"idempotency": ("a",), "request": [{"a": 1}]}, InvalidOutcome, "leave idempotency out"),
+    "hidden type": ({"reply": Local.kind()}, InvalidOutcome, "can not be found again by another process"),
+    "plain class": ({"reply": Local}, InvalidOutcome, "use a dataclass, a msgspec.Struct"),
+    "no type": ({"reply": 17}, InvalidOutcome, "reply"),
+    "no JSON": ({"request": {"a": float("nan")}}, InvalidPayload, "request"),
+    "NUL": ({"request": "\x00"}, InvalidPayload, "request"),
+    "large": ({"request": "x" * 3_000_000}, InvalidInput, "max_payload"),
+}
+
+
+class Wrong(Machine):
+    """Asks what can not be asked."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        options = {"transport": "inbox", "request": {"a": 1, "b": None}, "then": self.answered}
+        return Ask(**{**options, **WRONG[ctx.state["how"]][0]})
+
+    @step
+    async def answered(self, ctx: Context[Any]) -> Outcome:
+        return Done()
+
+
+async def test_what_can_not_be_asked_goes_to_handle_and_leaves_no_question(make_harness: MakeHarness) -> None:
+    """Scenarios 28, 29, 62; Gap 6: each wrong ask is an error with its field, and nothing is open after it."""
+    h = await make_harness([Wrong])
+    started = await h.engine.start_many([Wrong.child({"how": how}) for how in WRONG])
+
+    await h.drain()
+
+    for (how, (_, kind, said)), handle in zip(WRONG.items(), started, strict=True):
+        failed = await h.assert_failed(handle.id, said)
+        assert failed.error is not None
+        assert issubclass(_named(failed.error.type), kind), how
+    assert await h.sql("select from stepwell.interactions") == await h.sql("select from stepwell.await_units") == []
+
+
+def _named(name: str) -> type[Exception]:
+    found: type[Exception] = getattr(errors, name)
+    return found
+
+
+async def test_a_question_is_sent_once_and_parks_its_instance(make_harness: MakeHarness) -> None:
+    """Scenarios 13, 23: one unit, one question, one dispatch, however often the step before it was killed."""
+    recorder = Recorder()
+    h = await make_harness([Shaky], transports=[recorder])
+    h.crash("executor.returned", step="start")
+    h.crash("flusher.committed", step="start")
+
+    shaky = await h.engine.start(Shaky)
+    assert (await h.drain()).crashes == 2
+
+    [row] = await questions(h, shaky.id)
+    [sent] = recorder.sent
+    assert (row["status"], row["attempts"], row["metadata"]) == ("dispatched", 1, '{"adapter": "recorder"}')
+    assert (sent.interaction_id, sent.request, sent.attempt) == (str(row["id"]), {"a": 1}, 1)
+    assert (await shaky.get()).status == "awaiting_external"
+
+
+async def test_a_failing_step_after_the_answer_reads_it_again(make_harness: MakeHarness) -> None:
+    """Scenario 24: the retries read what is stored; the other side is not called again."""
+    recorder = Recorder()
+    h = await make_harness([Shaky], transports=[recorder])
+    Shaky.runs.clear()
+    shaky = await h.engine.start(Shaky)
+    await h.drain()
+    h.crash("executor.begun", step="use")
+
+    await h.engine.complete(interaction=recorder.sent[0].interaction_id, reply=42)
+    await h.drain()
+
+    await h.assert_done(shaky, 42)
+    assert Shaky.runs[-1] == (2, 42)
+    assert {value for _, value in Shaky.runs} == {42}
+    assert len(recorder.sent) == 1
+
+
+async def test_asking_again_in_a_loop_asks_anew(make_harness: MakeHarness) -> None:
+    """Scenarios 25, 26: each ask is a unit and an address of its own; what is answered reaches its own round only."""
+    recorder = Recorder()
+    h = await make_harness([Poll], transports=[recorder])
+    poll = await h.engine.start(Poll, {"heard": []})
+    addresses: list[tuple[str, str]] = []
+
+    for word in ("no", "no", "enough"):
+        await h.drain()
+        [question] = await pending(h)
+        addresses.append((question.id, question.correlation_id))
+        await h.engine.complete(interaction=question.id, reply=word)
+    await h.drain()
+    await h.engine.complete(correlation=recorder.sent[0].correlation_id, reply="good")
+    await h.drain()
+
+    await h.assert_done(poll, [["no", "no", "enough", "good"], None])
+    rows = await questions(h, poll.id)
+    assert len({id_ for id_, _ in addresses}) == len({correlation for _, correlation in addresses}) == 3
+    assert [row["visit"] for row in rows] == [1, 2, 3, 4]
+    assert len({row["correlation"] for row in rows}) == len({row["idempotency_key"] for row in rows}) == 4
+
+
+async def test_an_answer_for_an_earlier_round_does_not_reach_the_next(make_harness: MakeHarness) -> None:
+    """Scenario 17: repeated after the instance has moved on to another question, it releases nothing."""
+    h = await make_harness([Poll], transports=[Recorder()])
+    poll = await h.engine.start(Poll, {"heard": []})
+    await h.drain()
+    [first] = await pending(h)
+    await h.engine.complete(interaction=first.id, reply="no")
+    await h.drain()
+
+    again = await h.engine.complete(interaction=first.id, reply="no")
+
+    assert again.is_duplicate
+    assert (await h.drain()).total == 0
+    assert (await poll.get()).status == "awaiting_external"
+
+
+async def test_an_answer_before_its_sending_was_noted_is_taken(make_harness: MakeHarness) -> None:
+    """Scenario 22: between the send and the note; the dispatcher finds an answered question, and leaves it so."""
+    recorder = Recorder()
+    h = await make_harness([Shaky], transports=[recorder])
+    Shaky.runs.clear()
+    shaky = await h.engine.start(Shaky)
+
+    with armed("dispatcher.sent", hold=True) as sent, armed("dispatcher.recorded") as recorded:
+        async with h.engine.worker():
+            id_ = (await sent.reached())["id"]
+            await h.engine.complete(interaction=id_, reply=1)
+            await eventually(lambda: Shaky.runs)
+            sent.release()
+            await recorded.reached()
+            assert await shaky.result(30) == 1
+
+    [row] = await questions(h, shaky.id)
+    assert (row["status"], row["reply"], len(recorder.sent)) == ("completed", "1", 1)
+
+
+async def test_nobody_sees_a_question_before_its_instance_is_parked(h: Harness) -> None:
+    """Scenarios 18, 21: opening it and parking is one commit, so an answer can not come before the park."""
+    expense = await h.engine.start(Expense)
+
+    with armed("flusher.before_commit", hold=True) as before:
+        async with h.engine.worker():
+            await before.reached()
+            early = await pending(h)
+            before.release()
+            [question] = await eventually(lambda: pending(h))
+            parked = await expense.get()
+            await h.engine.complete(interaction=question.id, reply={"approved": True})
+            await expense.result(30)
+
+    assert early == []
+    assert parked.status == "awaiting_external"
+
+
+async def test_handle_may_ask(make_harness: MakeHarness) -> None:
+    """An error may end in a question: what becomes of it is decided by whoever answers."""
+    h = await make_harness([Rescued])
+    rescued, question = await asked(h, Rescued)
+
+    await h.engine.complete(interaction=question.id, reply="give up")
+    await h.drain()
+
+    assert question.request == {"error": "broken"}
+    await h.assert_done(rescued, "give up")
+
+
+async def test_whom_a_question_is_for_is_shown_and_sent(make_harness: MakeHarness) -> None:
+    """Gap 15: assignee and group are set by the machine, and go out with the question."""
+    recorder = Recorder()
+    machine = asker(transport="recorder", request={"order": 7}, assignee="ana", group="finance", idempotency=("order",))
+    h = await make_harness([machine], transports=[recorder])
+
+    _, question = await asked(h, machine)
+
+    [sent] = recorder.sent
+    assert (question.assignee, question.group) == (sent.assignee, sent.group) == ("ana", "finance")
+    assert sent.envelope() | {"executionId": "", "interactionId": "", "correlationId": ""} == {
+        "tenantId": "", "executionId": "", "interactionId": "", "correlationId": "", "stepId": "Asker.start",
+        "itemIndex": None, "idempotencyKey": question.idempotency_key, "attempt": 1, "deadlineEpochMs": None,
+        "outputType": "anything", "resumeToken": None, "requestPayload": {"order": 7},
+    }  # fmt: skip
+    assert question.idempotency_key.endswith('{"order":7}')
+
+
+async def test_equal_fields_in_two_executions_are_two_questions(make_harness: MakeHarness) -> None:
+    """Scenario 69, Gap 5: one's answer is not the other's; the key is the execution's own unless it is shared."""
+    own = asker(reply=int, request={"order": 7}, name="Own", idempotency=("order",))
+    shared = asker(reply=int, request={"order": 7}, name="Shared", idempotency=("order",), shared=True)
+    h = await make_harness([own, shared])
+    handles = [await h.engine.start(machine) for machine in (own, own, shared, shared)]
+    await h.drain()
+    found = [(await questions(h, handle.id))[0] for handle in handles]
+
+    await h.engine.complete(interaction=str(found[0]["id"]), reply=1)
+    await h.engine.complete(interaction=str(found[2]["id"]), reply=3)
+    await h.drain()
+
+    keys = [row["idempotency_key"] for row in found]
+    assert keys[0] != keys[1]
+    assert keys[2] == keys[3] == '{"order":7}'
+    assert len({row["correlation"] for row in found}) == 4
+    statuses = [(await handle.get()).status for handle in handles]
+    assert statuses == ["done", "awaiting_external", "done", "awaiting_external"]
+
+
+async def test_a_timeout_that_fails_says_which_question(h: Harness) -> None:
+    """Scenario 70: the interaction and the unit are timed out, the instance failed with AwaitTimeout."""
+    expense, question = await asked(h, Expense, {"seconds": 60, "on_timeout": "fail"})
+
+    await h.advance(timedelta(seconds=61))
+    await h.drain()
+
+    failed = await h.assert_failed(expense, AwaitTimeout)
+    assert failed.error is not None
+    assert question.id in failed.error.message
+    [row] = await questions(h, expense.id)
+    assert (row["status"], row["unit_status"]) == ("timed_out", "timed_out")
+
+
+@pytest.mark.parametrize("state", [{"seconds": 60}, {"seconds": 60, "on_timeout": "wake"}])
+async def test_a_timeout_that_wakes_runs_the_step_with_that_status(h: Harness, state: dict[str, Any]) -> None:
+    """A timeout wakes by default: the step sees it, without a value."""
+    expense, _ = await asked(h, Expense, state)
+
+    await h.advance(timedelta(seconds=61))
+    await h.drain()
+
+    await h.assert_done(expense, {"status": "timed_out", "approved": None, "actor": None, "type": "NoneType"})

@@ -1,0 +1,192 @@
+"""Signed tokens: who has one may answer its question, and no other; without one, a guarded question is not answered."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import InvalidToken, SettingError, UnknownInteraction
+from stepwell.testing import Harness
+from tests.asks.askers import Recorder
+from tests.asks.looks import OLD_SECRET, SECRET, PythonDoor, Refused, SqlDoor, asked, questions, snapshot
+from tests.asks.machines import Expense
+from tests.conftest import MakeHarness
+
+YES: dict[str, Any] = {"approved": True}
+GUARDED = {"token": True, "seconds": 600}
+
+
+async def refused(h: Harness, door: PythonDoor, reason: str, **answer: Any) -> str:
+    before = await snapshot(h)
+    with pytest.raises(Refused) as caught:
+        await door.complete(**{"reply": YES, **answer})
+    assert caught.value.reason == reason, caught.value.said
+    assert await snapshot(h) == before
+    return caught.value.said
+
+
+def changed(token: str, place: int, value: object) -> str:
+    """The token with another fact in it, under the old signature."""
+    scheme, key_id, payload, signature = token.split(".")
+    facts = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    facts[place] = value
+    made = base64.urlsafe_b64encode(json.dumps(facts).encode()).decode().rstrip("=")
+    return f"{scheme}.{key_id}.{made}.{signature}"
+
+
+async def test_a_token_alone_is_enough(h: Harness, door: PythonDoor) -> None:
+    """Scenarios 16, 64; Gap 11: it names tenant and question; the question is not answered without it."""
+    expense, question = await asked(h, Expense, GUARDED, tenant="acme")
+    token = await h.engine.interactions.token(question.id, tenant="acme")
+    await refused(h, door, "token", interaction=question.id, tenant="acme")
+    await refused(h, door, "token", correlation=question.correlation_id, tenant="acme")
+
+    first = await door.complete(token=token, reply=YES, actor="bob")
+    again = await door.complete(token=token, reply=YES)
+    await refused(h, door, "conflict", token=token, reply={"approved": False})
+
+    assert (first, again) == (False, True)
+    await h.drain()
+    await h.assert_done(expense)
+
+
+async def test_a_token_may_come_with_its_question(h: Harness, door: PythonDoor) -> None:
+    """Scenario 61: beside the right id or correlation; beside another's it is foreign."""
+    _, one = await asked(h, Expense, GUARDED)
+    _, other = await asked(h, Expense, GUARDED)
+    token = await h.engine.interactions.token(one.id)
+    await h.engine.interactions.token(other.id)
+
+    await refused(h, door, "token", interaction=other.id, token=token)
+    await refused(h, door, "token", correlation=other.correlation_id, token=token)
+
+    assert not await door.complete(interaction=one.id, token=token, reply=YES)
+
+
+async def test_a_token_that_is_not_as_issued_is_refused(h: Harness, door: PythonDoor) -> None:
+    """Scenario 61: tampered, malformed, blank, of another tenant: refused with any question named beside it."""
+    _, question = await asked(h, Expense, GUARDED)
+    token = await h.engine.interactions.token(question.id)
+    _, other = await asked(h, Expense, GUARDED)
+    scheme, key_id, payload, signature = token.split(".")
+    wrong = [
+        token[:-2], token + "A", f"{scheme}.{key_id}.{payload}.", f"{scheme}.{key_id}.{payload}", "x", " ", "a.b.c.d",
+        f"{scheme}.other.{payload}.{signature}", changed(token, 1, other.id), changed(token, 5, None),
+        changed(token, 0, "acme"), token.replace("sw1.", "sw2."),
+    ]  # fmt: skip
+
+    for made in wrong:
+        await refused(h, door, "token", interaction=question.id, token=made)
+    for made in wrong[:9]:
+        await refused(h, door, "token", token=made)
+    await refused(h, door, "unknown", token=token, tenant="acme")
+
+    assert not await door.complete(token=token, reply=YES)
+
+
+async def test_a_token_of_another_engine_is_refused(h: Harness) -> None:
+    """Scenario 61: signed with another secret under the same id; or with a key that is gone from the ring."""
+    _, question = await asked(h, Expense, GUARDED)
+    async with h.another_engine(token_keys={"new": OLD_SECRET}) as forger:
+        forged = await forger.interactions.token(question.id)
+    async with h.another_engine(token_keys={"gone": OLD_SECRET}) as retired:
+        gone = await retired.interactions.token(question.id)
+
+    assert "signature" in await refused(h, PythonDoor(h), "token", token=forged)
+    assert "'gone'" in await refused(h, PythonDoor(h), "token", token=gone)
+
+
+async def test_an_old_key_verifies_while_it_is_in_the_ring(h: Harness) -> None:
+    """Section 8 (static secret), in the better way: the first key signs, all of them verify."""
+    _, question = await asked(h, Expense, GUARDED)
+    async with h.another_engine(token_keys={"old": OLD_SECRET}) as before:
+        token = await before.interactions.token(question.id)
+    async with h.another_engine(token_keys=f"new:{SECRET},old:{OLD_SECRET}") as rotated:
+        fresh = await rotated.interactions.token(question.id)
+
+        completion = await rotated.complete(token=token, reply=YES)
+
+    assert fresh.startswith("sw1.new.")
+    assert token.startswith("sw1.old.")
+    assert not completion.is_duplicate
+
+
+async def test_a_token_ends_with_its_question(h: Harness, door: PythonDoor) -> None:
+    """Scenarios 61, 63: expired it is late; of a question that has ended it is closed, however good it is."""
+    _, question = await asked(h, Expense, GUARDED)
+    cancelled, other = await asked(h, Expense, GUARDED)
+    token, closed = [await h.engine.interactions.token(q.id) for q in (question, other)]
+    await h.engine.cancel(cancelled.id)
+    await h.advance(timedelta(seconds=601))
+
+    await refused(h, door, "late", token=token)
+    await refused(h, door, "closed", token=closed)
+
+
+async def test_a_question_asked_again_has_a_token_of_its_own(h: Harness) -> None:
+    """Gap 13 with 61: a retry gives the question another deadline; the token of the first time is foreign then."""
+    expense, question = await asked(h, Expense, {**GUARDED, "on_timeout": "fail"})
+    before = await h.engine.interactions.token(question.id)
+    await h.advance(timedelta(seconds=601))
+    await h.drain()
+    await h.engine.retry(expense.id)
+
+    await refused(h, PythonDoor(h), "token", token=before)
+
+    await h.engine.complete(token=await h.engine.interactions.token(question.id), reply=YES)
+    await h.drain()
+    await h.assert_done(expense)
+
+
+async def test_the_token_goes_out_with_the_question(make_harness: MakeHarness) -> None:
+    """Scenario 16: what was sent is enough to answer, in Python and in SQL, which knows only its hash."""
+    recorder = Recorder()
+    h = await make_harness([Expense], transports=[recorder], token_keys={"new": SECRET})
+    state = {**GUARDED, "transport": "recorder"}
+    handles = [await h.engine.start(Expense, state), await h.engine.start(Expense, state)]
+    open_one = await h.engine.start(Expense, {"transport": "recorder"})
+
+    await h.drain()
+
+    tokens = {d.instance_id: d.token for d in recorder.sent}
+    assert tokens[open_one.id] is None
+    assert recorder.sent[0].envelope()["resumeToken"] == tokens[recorder.sent[0].instance_id]
+    await PythonDoor(h).complete(token=tokens[handles[0].id], reply=YES)
+    await SqlDoor(h).complete(token=tokens[handles[1].id], reply=YES)
+    await h.drain()
+    for handle in handles:
+        await h.assert_done(handle)
+    rows = await h.sql("select from stepwell.interactions q where q::text like '%' || $1 || '%'", SECRET)
+    assert rows == []
+
+
+async def test_without_keys_nothing_is_signed(make_harness: MakeHarness) -> None:
+    """Scenario 62: the ask is refused to `handle`, nothing is sent; no token is issued, and none is verified."""
+    recorder = Recorder()
+    h = await make_harness([Expense], transports=[recorder])
+    guarded = await h.engine.start(Expense, {**GUARDED, "transport": "recorder"})
+    _, question = await asked(h, Expense)
+    signed = "sw1.new.W10.abc"
+
+    await h.assert_failed(guarded, "token: this engine has no keys to sign it with; pass them to Engine(token_keys=")
+
+    assert recorder.sent == await questions(h, guarded.id) == []
+    with pytest.raises(SettingError, match="token_keys"):
+        await h.engine.interactions.token(question.id)
+    with pytest.raises(InvalidToken):
+        await h.engine.complete(token=signed, reply=YES)
+
+
+async def test_a_token_is_issued_for_ones_own_questions(h: Harness) -> None:
+    """Scenario 59: another tenant's question is unknown; asked for twice, the token is the same."""
+    _, question = await asked(h, Expense, GUARDED, tenant="acme")
+
+    with pytest.raises(UnknownInteraction):
+        await h.engine.interactions.token(question.id)
+    one = await h.engine.interactions.token(question.id, tenant="acme")
+
+    assert await h.engine.interactions.token(question.id, tenant="acme") == one
