@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from stepwell import Await, Context, Done, Engine, Machine, Spawn, Stop, job, step
+from stepwell import Ask, Await, Context, Done, Engine, Machine, Spawn, Stop, job, step
 from tests.support.waiting import eventually
 
 
@@ -69,6 +69,34 @@ class Basket(Machine):
         return Done([child.status for child in ctx.children])
 
 
+@dataclass
+class Grant:
+    granted: bool
+
+
+class Leave(Machine):
+    """Asks somebody for some days off."""
+
+    @dataclass
+    class State:
+        boss: str | None = None
+        group: str | None = None
+        hours: int | None = None
+        token: bool = False
+
+    @step
+    async def start(self, ctx: Context[State]) -> Ask:
+        state = ctx.state
+        return Ask(
+            "inbox", {"days": 3}, reply=Grant, then=self.go, assignee=state.boss, group=state.group, token=state.token,
+            timeout=None if state.hours is None else timedelta(hours=state.hours),
+        )  # fmt: skip
+
+    @step
+    async def go(self, ctx: Context[State]) -> Done:
+        return Done()
+
+
 @job
 async def greet(name: str = "world") -> dict[str, str]:
     return {"hello": name}
@@ -79,4 +107,4 @@ async def spill() -> None:
     raise ValueError("no tea")
 
 
-engine = Engine(machines=[Gate, Stuck, Parcel, Basket, greet, spill])
+engine = Engine(machines=[Gate, Stuck, Parcel, Basket, Leave, greet, spill])

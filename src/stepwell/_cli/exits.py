@@ -8,11 +8,13 @@ from traceback import print_exception
 from typing import Final
 
 from stepwell.errors import (
+    CompletionRefused,
     DefinitionError,
     Duplicate,
     InstanceCancelled,
     InstanceFailed,
     InvalidInput,
+    InvalidReply,
     NoTarget,
     NotFound,
     SettingError,
@@ -33,10 +35,10 @@ class UsageError(StepwellError):
 def exit_code(error: StepwellError) -> int:
     """The code an error ends with. What is neither a miss nor the caller's mistake came from the database."""
     match error:
-        case NotFound() | NoTarget() | Duplicate() | InstanceFailed() | InstanceCancelled():
-            return NOT_SO
-        case UsageError() | InvalidInput() | SettingError() | DefinitionError():
+        case UsageError() | InvalidInput() | InvalidReply() | SettingError() | DefinitionError():
             return USAGE
+        case NotFound() | NoTarget() | Duplicate() | InstanceFailed() | InstanceCancelled() | CompletionRefused():
+            return NOT_SO
         case _:
             return DATABASE
 

@@ -22,6 +22,8 @@ COMMANDS = {
     "tree": "an instance's family: its parents and its children",
     "limits": "look at the limits, or change one at run time",
     "queues": "what waits in each queue; pause and resume them",
+    "inbox": "questions that wait for an answer, the most urgent first",
+    "complete": "answer a question",
     "signal": "put a signal into an instance's inbox",
     "wait": "wait until an instance has ended, or is parked",
     "cancel": "end an instance, and what is below it",
@@ -32,7 +34,7 @@ EXAMPLE = "shop.app:engine"  # the app in every command's examples
 EXIT_CODES = """\
 exit codes:
   0  done
-  1  what was asked for does not hold: not found, nothing to do, the instance failed, the schema is outdated
+  1  what was asked for does not hold: not found, nothing to do, not admitted, the instance failed, schema outdated
   2  the command line is wrong
   3  the database could not be reached, or is not what Stepwell needs"""
 
