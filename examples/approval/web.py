@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from app import engine
+
 from stepwell.web import BearerToken, completions
 
 ana = BearerToken(os.environ["ANAS_TOKEN"], scopes={"read", "complete"}, actor="ana")

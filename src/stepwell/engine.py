@@ -133,6 +133,11 @@ class Engine(Doors):
         self._hooks.remove(callback)
 
     @property
+    def has_token_keys(self) -> bool:
+        """Whether tokens can be signed and verified here."""
+        return not self._token_keys.is_empty
+
+    @property
     def dropped_events(self) -> int:
         """Events that callbacks were too slow for."""
         return self._hooks.dropped

@@ -56,6 +56,8 @@ class Interactions:
         own = self._of(tenant)
         named = {"assignee": assignee, "group": group, "machine": machine, "step": step, "transport": transport}
         filters = [_check_filter(field, given) for field, given in named.items()]
+        if overdue is not None and not isinstance(overdue, bool):
+            raise InvalidInput("overdue", f"expected True, False or None, got {overdue!r}")
         cursor = None if after is None else _check_cursor(after)
         rows = await interactions.pending(self._database, own, [*filters, overdue], limit + 1, cursor)
         found = await interactions.read(self._database, own, [id_ for id_, _ in rows[:limit]])
@@ -101,12 +103,9 @@ def _hide(cursor: str) -> str:
 
 def _check_cursor(after: object) -> str:
     try:
-        text = bytes.fromhex(str(after)).decode()
-        value: Any = decode_value(text)
+        value: Any = decode_value(bytes.fromhex(str(after)).decode())
         deadline, created, id_ = value
-        for instant in (deadline, created):
-            if instant != "infinity":
-                datetime.fromisoformat(instant)
-        return encode_value([deadline, created, str(UUID(id_))], "after")
-    except (ValueError, TypeError, AttributeError, InvalidInput):
+        times = [at if at == "infinity" else datetime.fromisoformat(at).isoformat() for at in (deadline, created)]
+        return encode_value([*times, str(UUID(id_))], "after")
+    except (ValueError, TypeError, AttributeError, RecursionError, InvalidInput):
         raise InvalidInput("after", "is no cursor; use the one of the page before") from None

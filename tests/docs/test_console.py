@@ -19,7 +19,7 @@ from tests.conftest import MakeHarness
 from tests.docs.pages import ROOT, Block, blocks, pages, rows
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-OTHERS = {"pip", "pytest", "make", "kill", ".ci/run", "git", "python", "node", "npm"}
+OTHERS = {"curl", "pip", "pytest", "make", "kill", ".ci/run", "git", "python", "node", "npm"}
 PATIENCE = 60.0
 ORDER = '{"items": ["teapot", "cup", "spoon"], "seconds": 1}'  # as in the tutorial, but in less time
 

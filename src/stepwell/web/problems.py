@@ -1,0 +1,173 @@
+"""Problems as the world is told of them: problem+json after RFC 9457, with our `reason`, and the `field` at fault."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from stepwell.errors import (
+    CompletionConflict,
+    CompletionRefused,
+    CompletionTooLate,
+    DatabaseError,
+    EngineClosed,
+    InteractionClosed,
+    InvalidInput,
+    InvalidReply,
+    InvalidToken,
+    PayloadTooLarge,
+    UnknownInteraction,
+)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_OUTAGE = 2  # seconds
+TITLES: Mapping[str, str] = {
+    "malformed": "The request is not what this door takes",
+    "credentials": "Nobody is known by these credentials",
+    "token": "The resume token does not hold",
+    "scope": "The bearer token may not do this",
+    "unknown": "There is no such question",
+    "path": "There is nothing here",
+    "method": "This can not be done here",
+    "refused": "The answer was not admitted",
+    "conflict": "It was answered before, with another reply",
+    "closed": "The question is closed",
+    "late": "The question's deadline has passed",
+    "size": "The request is too large",
+    "media": "The body is not JSON",
+    "type": "The reply is not of the type that was asked for",
+    "field": "A field was refused",
+    "rate": "Too many requests",
+    "internal": "Something went wrong here",
+    "unavailable": "The database does not answer",
+}
+FIELDS: Mapping[str, str] = {
+    "interaction": "interactionId", "correlation": "correlationId", "token": "resumeToken", "reply": "responsePayload",
+    "after": "cursor",
+}  # fmt: skip
+STATUSES: Mapping[type[CompletionRefused], int] = {
+    UnknownInteraction: 404, InvalidToken: 403, CompletionConflict: 409, InteractionClosed: 409,
+    CompletionTooLate: 410, InvalidReply: 422,
+}  # fmt: skip
+_BEARER = {"WWW-Authenticate": "Bearer"}
+_log = logging.getLogger("stepwell.web")
+
+
+class Problem(Exception):
+    """An answer that is a refusal; it never leaves this package."""
+
+    def __init__(
+        self, status: int, reason: str, detail: str, *, field: str | None = None, headers: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.reason = reason
+        self.detail = detail
+        self.field = field
+        self.headers = dict(headers)
+        self.more: dict[str, str] = {}  # facts beside those of the RFC
+
+    def response(self) -> Response:
+        body: dict[str, Any] = {
+            "type": f"urn:stepwell:problem:{self.reason}", "title": TITLES[self.reason], "status": self.status,
+            "detail": self.detail, "reason": self.reason,
+        }  # fmt: skip
+        if self.field is not None:
+            body["field"] = self.field
+        return as_json({**body, **self.more}, self.status, MEDIA_TYPE, self.headers)
+
+
+def as_json(
+    value: object, status: int = 200, media_type: str = "application/json", headers: Mapping[str, str] = {}
+) -> Response:
+    """A response that nobody keeps. The standard encoder: numbers that came out of jsonb may be of any length."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    never = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(text.encode("utf-8", "replace"), status, {**never, **headers}, media_type)
+
+
+def unauthenticated(detail: str) -> Problem:
+    return Problem(401, "credentials", detail, headers=_BEARER)
+
+
+def too_fast(seconds: float) -> Problem:
+    return Problem(
+        429, "rate", f"too many requests; the next one may come in {seconds:.3g} s",
+        headers={"Retry-After": str(math.ceil(seconds))},
+    )  # fmt: skip
+
+
+def refusal(error: CompletionRefused, *, has_bearer: bool) -> Problem:
+    """The problem of an answer that was not admitted."""
+    if isinstance(error, InvalidToken) and not has_bearer:
+        # To somebody unknown nothing but this: neither whether there is such a question, nor how it stands.
+        return Problem(401, error.reason, error.problem, field="resumeToken", headers=_BEARER)
+    problem = Problem(STATUSES.get(type(error), 409), error.reason, str(error))
+    if error.interaction is not None:
+        problem.more["interactionId"] = error.interaction
+    match error:
+        case InvalidToken():
+            problem.field = "resumeToken"
+        case InvalidReply():
+            problem.field = shown(error.field)
+        case InteractionClosed():
+            problem.more["interactionStatus"] = error.status
+    return problem
+
+
+def invalid(error: InvalidInput, status: int = 422) -> Problem:
+    """The problem of a value that the engine refused."""
+    if isinstance(error, PayloadTooLarge):
+        return Problem(413, "size", error.problem, field=shown(error.field))
+    field = shown(error.field)
+    return Problem(status, "malformed" if status == 400 else "field", f"{field}: {error.problem}", field=field)  # noqa: PLR2004 - Bad Request
+
+
+def shown(field: str) -> str:
+    """A field of the engine's as it is called over HTTP: "reply.amount" is "responsePayload.amount"."""
+    for ours, theirs in FIELDS.items():
+        if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
+            return theirs + field[len(ours) :]
+    return field
+
+
+def _answer_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)  # noqa: S101 - registered for this alone
+    return error.response()
+
+
+def _answer_http(_: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: an unknown path, another method."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this alone
+    reason = {404: "path", 405: "method"}.get(error.status_code, "malformed")
+    return Problem(error.status_code, reason, str(error.detail), headers=error.headers or {}).response()
+
+
+def _answer_outage(request: Request, error: Exception) -> Response:
+    _log.warning("%s %r: %s", request.method, request.url.path, error)
+    return Problem(
+        503, "unavailable", "the database does not answer now; send the same request again: what was admitted already "
+        "is answered as a duplicate", headers={"Retry-After": str(RETRY_AFTER_OUTAGE)},
+    ).response()  # fmt: skip
+
+
+def _answer_gone(_: Request, __: Exception) -> Response:
+    return Problem(400, "malformed", "the body ended before it was whole").response()
+
+
+def _answer_fault(_: Request, __: Exception) -> Response:
+    """Anything else. Starlette raises it again once this is sent, so that the server logs it."""
+    return Problem(500, "internal", "this is our fault; the server's log says more").response()
+
+
+HANDLERS: Mapping[Any, Any] = {
+    Problem: _answer_problem, HTTPException: _answer_http, DatabaseError: _answer_outage, EngineClosed: _answer_outage,
+    ClientDisconnect: _answer_gone, Exception: _answer_fault,
+}  # fmt: skip

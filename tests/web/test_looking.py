@@ -1,0 +1,111 @@
+"""Looking at questions over HTTP: which ones are pending, page by page, and one by itself; only one's own."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from tests.web.door import ACME, ANA, READER, Door, problem
+
+
+async def test_pending_questions_fit_all_filters_and_come_by_deadline(door: Door) -> None:
+    """81."""
+    later = await door.ask(assignee="ana", group="finance", hours=3)
+    sooner = await door.ask(assignee="ana", group="finance", hours=2)
+    never = await door.ask(assignee="ana", group="legal")
+    bobs = await door.ask(assignee="bob", group="finance", hours=1)
+    acmes = await door.ask(assignee="ana", group="finance", hours=1, tenant="acme")
+    answered = await door.ask(assignee="ana", group="finance", hours=1)
+    await door.complete(interactionId=answered.id, responsePayload={"approved": True})
+
+    async def listed(secret: str = READER, **query: object) -> list[str]:
+        page = (await door.get("/interactions/pending", secret, **query)).json()
+        assert page["cursor"] is None
+        return [item["interactionId"] for item in page["interactions"]]
+
+    assert await listed() == [bobs.id, sooner.id, later.id, never.id]
+    assert await listed(assignee="ana") == [sooner.id, later.id, never.id]
+    assert await listed(assignee="ana", group="finance", machine="Expense", step="approve", transport="inbox") == [
+        sooner.id, later.id]  # fmt: skip
+    assert await listed(assignee=" ", group="", machine="", step="", transport="") == await listed()
+    assert await listed(step="settle") == await listed(machine="Nobody") == await listed(transport="mail") == []
+    assert await listed(ACME) == [acmes.id]
+
+    await door.h.advance(timedelta(minutes=90))
+    assert await listed(overdue="true") == [bobs.id]
+    assert await listed(overdue="false", group="finance") == [sooner.id, later.id]
+
+
+async def test_pending_questions_are_read_page_by_page(door: Door) -> None:
+    asked = [await door.ask(hours=hours) for hours in (1, 1, 2, 2)] + [await door.ask()]
+
+    seen, cursor, pages = [], None, 0
+    while pages == 0 or cursor is not None:
+        more = {} if cursor is None else {"cursor": cursor}
+        page = (await door.get("/interactions/pending", limit=2, **more)).json()
+        seen += [item["interactionId"] for item in page["interactions"]]
+        cursor, pages = page["cursor"], pages + 1
+
+    assert (seen, pages) == ([question.id for question in asked], 3)
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "e30", "%00", "9" * 5_000])
+async def test_a_cursor_that_is_none_is_refused(door: Door, cursor: str) -> None:
+    answer = await door.get("/interactions/pending", cursor=cursor)
+
+    assert problem(answer) == (400, "malformed", "cursor")
+
+
+@pytest.mark.parametrize("name", ["assignee", "group", "machine", "step", "transport"])
+async def test_a_filter_that_postgres_can_not_hold_is_refused(door: Door, name: str) -> None:
+    answer = await door.get("/interactions/pending", **{name: "a\x00b"})
+
+    assert problem(answer) == (400, "malformed", name)
+
+
+async def test_a_question_is_shown_whole_before_and_after_its_answer(door: Door) -> None:
+    asked = await door.ask(amount=70, assignee="ana", group="finance", hours=1)
+    before = (await door.get(f"/interactions/{asked.id}", READER)).json()
+    await door.complete(ANA, interactionId=asked.id, responsePayload={"approved": True, "note": "größer"})
+    after = (await door.get(f"/interactions/{asked.id}", READER)).json()
+
+    assert asked.deadline is not None
+    assert {name: before[name] for name in (
+        "interactionId", "correlationId", "tenantId", "executionId", "machine", "step", "stepId", "itemIndex",
+        "requestPayload", "responsePayload", "assignee", "group", "transportType", "overdue", "deadlineEpochMs",
+        "requiresToken")} == {
+        "interactionId": asked.id, "correlationId": asked.correlation_id, "tenantId": "",
+        "executionId": str(asked.instance_id), "machine": "Expense", "step": "approve", "stepId": "Expense.approve",
+        "itemIndex": None, "requestPayload": {"amount": 70}, "responsePayload": None, "assignee": "ana",
+        "group": "finance", "transportType": "inbox", "overdue": False,
+        "deadlineEpochMs": round(asked.deadline.timestamp() * 1_000_000) // 1_000, "requiresToken": False,
+    }  # fmt: skip
+    assert before["outputType"] == "Decision"
+    assert '"approved": {"type": "boolean"}' in json.dumps(before["outputSchema"])
+    assert (after["status"], after["actor"]) == ("completed", "ana")
+    assert after["responsePayload"] == {"approved": True, "note": "größer"}
+    assert after["finishedAtEpochMs"] >= after["createdAtEpochMs"]
+
+
+async def test_a_question_of_nobody_and_one_of_another_tenant_are_the_same(door: Door) -> None:
+    """59."""
+    acmes = await door.ask(tenant="acme")
+
+    answers = [await door.get(f"/interactions/{name}") for name in (
+        acmes.id, "7d0f0b1e-6f0c-4c39-9d4b-0d3a4a5f1c11", "nonsense", "%00", "x" * 3_000, "{}", "a%2Fb")]  # fmt: skip
+
+    assert {problem(answer)[:2] for answer in answers} <= {(404, "unknown"), (404, "path")}
+    assert (await door.get(f"/interactions/{acmes.id}", ACME)).status_code == 200
+
+
+async def test_a_token_is_never_shown(door: Door) -> None:
+    question = await door.ask(token=True)
+    token = await door.h.engine.interactions.token(question.id)
+
+    listed = await door.get("/interactions/pending")
+    shown = await door.get(f"/interactions/{question.id}")
+
+    assert shown.json()["requiresToken"] is True
+    assert token.rsplit(".", 1)[1] not in listed.text + shown.text
