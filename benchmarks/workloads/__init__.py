@@ -18,12 +18,13 @@ from benchmarks.workloads import (
     ten_steps,
     three_steps,
     timer,
+    webhooks,
 )
 
 ALL: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, asks,
-        answer_latency, timer, idle, memory,
+        webhooks, answer_latency, timer, idle, memory,
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell._core.interactions import Dispatch
 from stepwell.config import check_name
-from stepwell.errors import DefinitionError
+from stepwell.errors import DefinitionError, Undeliverable
 from stepwell.transports.base import Transport
 
 
@@ -20,7 +20,7 @@ class Inbox(Transport):
         self.name = name
 
     async def send(self, dispatch: Dispatch, /) -> Mapping[str, Any] | None:
-        raise NotImplementedError(f"nothing is sent over an inbox: {dispatch.interaction_id}")
+        raise Undeliverable(f"nothing is sent over an inbox: {dispatch.interaction_id}")
 
 
 def with_inbox(transports: Iterable[Transport]) -> dict[str, Transport]:
