@@ -199,7 +199,7 @@ async def test_a_body_without_an_end_is_answered_and_cut_off(make_door: MakeDoor
     head = f"POST /interactions/complete HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ANA}\r\n"
     media = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-    async with served(door.app, lifespan="off") as address, asyncio.timeout(30):
+    async with served(door.app, lifespan="off", timeout_keep_alive=600) as address, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write((head + media).encode() + b"3e8\r\n%s\r\n" % (b" " * 1_000) * 3)  # and more would follow
         answer = await reader.read()  # up to the end of the connection, which the server makes
