@@ -79,6 +79,10 @@ class Picky(msgspec.Struct):
             raise ValueError("odd numbers are not allowed")
 
 
+class Moment(msgspec.Struct):
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 class Short(msgspec.Struct):
     code: Annotated[str, msgspec.Meta(min_length=2, max_length=3)]
     count: Annotated[int, msgspec.Meta(ge=1, lt=10)]
