@@ -1637,7 +1637,7 @@ CREATE INDEX interactions_assignee ON stepwell.interactions USING btree (tenant,
 CREATE UNIQUE INDEX interactions_correlation ON stepwell.interactions USING btree (tenant, correlation);
 CREATE INDEX interactions_deadline ON stepwell.interactions USING btree (deadline, id)
   WHERE ((status = ANY (ARRAY['waiting'::text, 'dispatching'::text, 'dispatched'::text])) AND (deadline IS NOT NULL));
-CREATE INDEX interactions_dispatch ON stepwell.interactions USING btree (transport, next_at, id)
+CREATE INDEX interactions_dispatch ON stepwell.interactions USING btree (transport, next_at, unit_id, item)
   WHERE (status = 'waiting'::text);
 CREATE INDEX interactions_dispatching ON stepwell.interactions USING btree (worker_id)
   WHERE (status = 'dispatching'::text);

@@ -78,7 +78,8 @@ create table stepwell.interactions (
 create unique index interactions_item on stepwell.interactions (unit_id, item);
 create unique index interactions_correlation on stepwell.interactions (tenant, correlation);
 create index interactions_queued on stepwell.interactions (unit_id, item) where status = 'queued';
-create index interactions_dispatch on stepwell.interactions (transport, next_at, id) where status = 'waiting';
+create index interactions_dispatch on stepwell.interactions (transport, next_at, unit_id, item)
+  where status = 'waiting';
 create index interactions_dispatching on stepwell.interactions (worker_id) where status = 'dispatching';
 create index interactions_deadline on stepwell.interactions (deadline, id)
   where status in ('waiting', 'dispatching', 'dispatched') and deadline is not null;

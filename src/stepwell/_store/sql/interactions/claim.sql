@@ -1,4 +1,4 @@
--- Take up to $3 questions of one transport that are to be sent, the longest waiting first.
+-- Take up to $3 questions of one transport that are to be sent, the longest waiting first, items in their order.
 -- Keeps: one worker sends a question at a time (skip locked, status); nothing is sent whose time is over.
 -- Index: interactions_dispatch; the primary keys. Locks: the questions, skip locked.
 -- Returns: what a transport is handed.
@@ -7,7 +7,7 @@ with taken as materialized (
   from stepwell.interactions q
   where q.transport = $2 and q.status = 'waiting' and q.next_at <= stepwell.now()
     and (q.deadline is null or q.deadline > stepwell.now())
-  order by q.next_at, q.id
+  order by q.next_at, q.unit_id, q.item
   limit $3
   for no key update skip locked
 ), claimed as (
@@ -24,4 +24,4 @@ select c.id::text as interaction_id, c.correlation::text as correlation_id, c.te
 from claimed c
 join stepwell.await_units u on u.id = any (array[c.unit_id])
 join stepwell.reply_types t on t.id = any (array[u.reply_type])
-order by c.next_at, c.id
+order by c.next_at, c.unit_id, c.item
