@@ -11,6 +11,8 @@ Hook = Callable[[dict[str, Any]], Awaitable[None] | None]
 POINTS = (
     "claimer.before_claim",
     "claimer.claimed",  # the claim is committed and in hand, nothing has begun
+    "completing.found",  # questions that are answered are known, nothing is admitted
+    "completing.admitted",  # answers are admitted, nobody has been told
     "dispatcher.claimed",  # questions are taken, nothing is sent
     "dispatcher.sent",  # one is sent, nobody knows it yet
     "dispatcher.recorded",  # that they are sent is noted

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from stepwell import _probes
 from stepwell._core.codec import check_size, encode_value
 from stepwell._core.interactions import Answer, Completion
 from stepwell._core.ranges import check_key, check_tenant
@@ -137,7 +138,11 @@ class Completing:
         return [ended[place] for place in range(len(calls))]
 
     async def _judge(self, round_: dict[int, Given]) -> dict[int, _Ended]:
+        if _probes.hooks:
+            await _probes.reach("completing.found", ids=[given.found.id for given in round_.values()])
         verdicts, settled = await retried(lambda: interactions.admit(self._database, list(round_.values())))
+        if _probes.hooks:
+            await _probes.reach("completing.admitted", ids=[given.found.id for given in round_.values()])
         self.settled(settled)
         return {
             place: given if verdict is None else _answer(given, verdict)

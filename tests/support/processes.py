@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -24,13 +24,16 @@ class WorkerProcess:
         self.pid = process.pid
 
     @classmethod
-    async def start(cls, url: str, *, crash: str | None = None, nth: int = 1, **settings: Any) -> Self:
+    async def start(
+        cls, url: str, *, crash: str | None = None, nth: int = 1, module: str = "worker_process",
+        options: Sequence[str] = (), **settings: Any,
+    ) -> Self:  # fmt: skip
         """Start it; settings are as for an engine, with times as seconds in floats."""
         armed = () if crash is None else ("--crash", crash, "--nth", str(nth))
         return cls(
             await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.support.worker_process", url, "--settings", json.dumps(settings), *armed,
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+                sys.executable, "-m", f"tests.support.{module}", url, "--settings", json.dumps(settings), *armed,
+                *options, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
             )
         )  # fmt: skip
 
