@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from stepwell.errors import CompletionRefused
 from stepwell.transports import Admit, Answer, Dispatch, Transport
 
 SOON = timedelta(milliseconds=20)
@@ -54,7 +56,8 @@ class Recording(Transport):
 
     async def receive(self, admit: Admit, /) -> None:
         while True:
-            await admit(await self._answers.get())
+            with suppress(CompletionRefused):
+                await admit(await self._answers.get())
 
     def backoff(self, attempt: int, /) -> timedelta:
         return SOON

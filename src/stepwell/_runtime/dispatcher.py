@@ -132,6 +132,8 @@ class Dispatcher(Service):
 
     async def _give_back(self, kept: Collection[str]) -> None:
         """Let be sent again what the database says is ours, and what we do not send."""
+        if not self._lease.is_held:
+            return
         given_back = await interactions.give_back(self._database, self._lease.worker_id, self.transport.name, kept)
         if given_back:
             log.info("%s: %d questions are given back", self.name, given_back)
@@ -202,7 +204,12 @@ class Dispatcher(Service):
             return None
 
     async def _note(self) -> None:
-        """Write down how sendings ended, all that have ended by now at once. What somebody holds is noted later."""
+        """Write down how sendings ended, all that have ended by now at once. What somebody holds is noted later.
+
+        Without a lease there is nothing to note: others send it again.
+        """
+        if not self._lease.is_held:
+            return
         worker_id = self._lease.worker_id
         if self._sent:
             batch, self._sent = self._sent, []

@@ -1,0 +1,328 @@
+"""How questions go out: bounded, at least once, and no transport's trouble is another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Engine
+from stepwell._runtime.worker import Worker
+from stepwell.errors import Undeliverable
+from stepwell.testing import Harness, armed
+from stepwell.transports import Transport
+from tests.asks.machines import Batch, Expense
+from tests.conftest import MakeHarness
+from tests.support.transports import Recording
+from tests.support.waiting import eventually
+
+Hire = Callable[..., Awaitable[tuple[Engine, Worker]]]
+SOON = timedelta(milliseconds=100)
+NEVER = asyncio.Event  # of which nobody sets one
+
+
+@pytest.fixture
+async def h(make_harness: MakeHarness) -> Harness:
+    return await make_harness([Expense, Batch])
+
+
+@pytest.fixture
+async def hire(h: Harness) -> AsyncIterator[Hire]:
+    """An engine with transports, and a worker of it: `engine, worker = await hire(there)`."""
+    async with AsyncExitStack() as stack:
+
+        async def hired(*transports: Transport, **settings: Any) -> tuple[Engine, Worker]:
+            engine = await stack.enter_async_context(h.another_engine(transports=transports, reap=SOON))
+            settings = {"poll": SOON, "max_poll": SOON, "drain_timeout": timedelta(0), **settings}
+            return engine, await stack.enter_async_context(engine.worker(**settings))
+
+        yield hired
+
+
+async def statuses(h: Harness) -> list[str]:
+    return [row["status"] for row in await h.sql("select status from stepwell.interactions order by unit_id, item")]
+
+
+async def test_no_more_are_in_flight_than_a_transport_bears(hire: Hire) -> None:
+    gate = asyncio.Event()
+    there = Recording(acts=[gate], reply=1, max_in_flight=3)
+    engine, _ = await hire(there)
+
+    batch = await engine.start(Batch, {"items": list(range(10)), "transport": "there"})
+    await eventually(lambda: there.flying == 3)
+    gate.set()
+    done = await batch.wait(timeout=30)
+
+    assert done.status == "done"
+    assert (there.most_flying, len(there.sent)) == (3, 10)
+
+
+async def test_items_go_out_in_their_order_through_the_window(hire: Hire) -> None:
+    there = Recording(reply=lambda dispatch: dispatch.request["number"], max_in_flight=1)
+    engine, _ = await hire(there)
+
+    batch = await engine.start(Batch, {"items": list(range(12)), "transport": "there", "window": 4})
+    done = await batch.wait(timeout=30)
+
+    assert [dispatch.index for dispatch in there.sent] == list(range(12))
+    assert done.result == [[n, "completed", n] for n in range(12)]
+
+
+async def test_what_was_not_sent_is_sent_again_with_the_same_ids_until_it_is(h: Harness, hire: Hire) -> None:
+    there = Recording(acts=[ConnectionError("refused"), TimeoutError(), None], reply={"approved": True})
+    engine, _ = await hire(there)
+
+    expense = await engine.start(Expense, {"amount": 1, "transport": "there", "seconds": 60.0})
+    done = await expense.wait(timeout=30)
+
+    assert done.status == "done"
+    assert [dispatch.attempt for dispatch in there.sent] == [1, 2, 3]
+    same = {(d.interaction_id, d.correlation_id, d.idempotency_key, d.deadline) for d in there.sent}
+    assert len(same) == 1
+    [row] = await h.sql("select attempts, metadata, error from stepwell.interactions")
+    assert tuple(row) == (3, '{"number": 3}', None)
+
+
+async def test_what_can_not_be_sent_is_tried_until_its_time_is_over(h: Harness, hire: Hire) -> None:
+    there = Recording(acts=[ConnectionError("refused")])
+    engine, _ = await hire(there)
+
+    expense = await engine.start(Expense, {"amount": 1, "transport": "there", "seconds": 0.5})
+    done = await expense.wait(timeout=30)
+    tries = len(there.sent)
+    [row] = await h.sql("select status, error from stepwell.interactions")
+
+    assert (done.status, done.result["status"]) == ("done", "timed_out")
+    assert tries > 1
+    assert tuple(row) == ("timed_out", "ConnectionError: refused")
+
+
+async def test_what_is_undeliverable_fails_at_once_and_wakes_the_instance(h: Harness, hire: Hire) -> None:
+    there = Recording(acts=[Undeliverable("no such address")])
+    engine, _ = await hire(there)
+
+    expense = await engine.start(Expense, {"amount": 1, "transport": "there", "seconds": 3600.0})
+    done = await expense.wait(timeout=30)
+
+    assert (done.status, done.result["status"]) == ("done", "failed")
+    assert len(there.sent) == 1
+    [row] = await h.sql("select status, error from stepwell.interactions")
+    assert tuple(row) == ("failed", "no such address")
+
+
+async def test_an_undeliverable_item_is_one_reply_of_many(hire: Hire) -> None:
+    there = Recording(acts=[Undeliverable("not this one"), None], reply=1, max_in_flight=1)
+    engine, _ = await hire(there)
+
+    batch = await engine.start(Batch, {"items": [1, 2, 3], "transport": "there", "window": 1})
+    done = await batch.wait(timeout=30)
+
+    assert [status for _, status, _ in done.result] == ["failed", "completed", "completed"]
+
+
+@pytest.mark.parametrize("trouble", ["does not open", "hangs at opening", "fails to send", "hangs at sending"])
+async def test_a_transport_in_trouble_stops_nothing_else(h: Harness, hire: Hire, trouble: str) -> None:
+    stuck, fine = Recording("stuck", max_in_flight=2), Recording("fine", reply={"approved": True})
+    match trouble:
+        case "does not open":
+            stuck.at_open = ConnectionError("no broker")
+        case "hangs at opening":
+            stuck.at_open = NEVER()
+        case "fails to send":
+            stuck.acts = [RuntimeError("broken")]
+        case _:
+            stuck.acts = [NEVER()]
+    engine, worker = await hire(stuck, fine)
+
+    lost = [await engine.start(Expense, {"transport": "stuck", "seconds": 0.4}) for _ in range(4)]
+    await eventually(lambda: stuck.opened)
+    good = [await engine.start(Expense, {"transport": "fine"}) for _ in range(4)]
+
+    assert [(await e.wait(timeout=30)).result["status"] for e in good] == ["completed"] * 4
+    assert [(await e.wait(timeout=30)).result["status"] for e in lost] == ["timed_out"] * 4
+    assert worker.tally.reconciled == 0
+
+
+async def test_a_transport_that_opens_at_last_sends_what_has_waited(hire: Hire) -> None:
+    there = Recording(reply={"approved": True})
+    there.at_open = ConnectionError("no broker yet")
+    engine, _ = await hire(there)
+    expense = await engine.start(Expense, {"transport": "there"})
+    await eventually(lambda: there.opened > 1)
+
+    there.at_open = None
+
+    assert (await expense.wait(timeout=30)).status == "done"
+
+
+async def test_what_a_transport_reports_and_can_not_be_kept_does_not_send_it_again(h: Harness, hire: Hire) -> None:
+    class Odd(Recording):
+        async def send(self, dispatch: Any, /) -> Any:
+            await super().send(dispatch)
+            return {"when": object()}
+
+    there = Odd(reply={"approved": True})
+    engine, _ = await hire(there)
+
+    expense = await engine.start(Expense, {"transport": "there"})
+
+    assert (await expense.wait(timeout=30)).status == "done"
+    assert len(there.sent) == 1
+
+
+@pytest.mark.parametrize("backoff", [RuntimeError("no idea"), timedelta(-1), "soon"], ids=str)
+async def test_a_backoff_that_makes_no_sense_is_the_usual_one(h: Harness, hire: Hire, backoff: Any) -> None:
+    class Odd(Recording):
+        def backoff(self, attempt: int, /) -> timedelta:
+            if isinstance(backoff, Exception):
+                raise backoff
+            return backoff  # type: ignore[no-any-return]
+
+    there = Odd(acts=[ConnectionError("refused")])
+    engine, _ = await hire(there)
+    await engine.start(Expense, {"transport": "there"})
+
+    async def waits() -> list[Any]:
+        return await h.sql("select next_at - now() as pause from stepwell.interactions where error is not null")
+
+    [row] = await eventually(waits)
+
+    assert timedelta(0) < row["pause"] <= timedelta(seconds=1)
+
+
+async def test_a_cancellation_of_the_transports_own_is_a_failed_try(hire: Hire) -> None:
+    there = Recording(acts=[asyncio.CancelledError(), None], reply={"approved": True})
+    engine, _ = await hire(there)
+
+    expense = await engine.start(Expense, {"transport": "there"})
+
+    assert (await expense.wait(timeout=30)).status == "done"
+    assert len(there.sent) == 2
+
+
+async def test_a_worker_that_stops_sends_no_more_gives_back_and_closes_its_transport(h: Harness) -> None:
+    there = Recording(acts=[NEVER()], max_in_flight=2)
+    async with h.another_engine(transports=[there]) as engine:
+        async with engine.worker(drain_timeout=timedelta(0)):
+            await engine.start(Batch, {"items": [1, 2, 3, 4], "transport": "there"})
+            await eventually(lambda: there.flying == 2)
+
+        assert await statuses(h) == ["waiting"] * 4
+        assert (len(there.sent), there.flying, there.closed) == (2, 0, 1)
+        [row] = await h.sql("select count(*) as held from stepwell.interactions where worker_id is not null")
+        assert row["held"] == 0
+
+
+async def test_a_worker_that_stops_waits_for_what_is_being_sent_and_notes_it(h: Harness) -> None:
+    gate = asyncio.Event()
+    there = Recording(acts=[gate], max_in_flight=2)
+    async with h.another_engine(transports=[there]) as engine:
+        async with engine.worker(drain_timeout=timedelta(seconds=30)) as worker:
+            await engine.start(Batch, {"items": [1, 2, 3], "transport": "there"})
+            await eventually(lambda: there.flying == 2)
+            stopping = asyncio.create_task(worker.stop())
+            await eventually(lambda: worker._asking._dispatchers["there"]._is_draining)
+            gate.set()
+            await stopping
+
+        assert await statuses(h) == ["dispatched", "dispatched", "waiting"]
+
+
+async def test_a_transport_that_does_not_close_holds_up_no_worker_for_long(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stubborn(Recording):
+        async def close(self) -> None:
+            await NEVER().wait()
+
+    monkeypatch.setattr("stepwell._runtime.asking.CLOSE_PATIENCE", 0.05)
+    there = Stubborn(reply={"approved": True})
+
+    async with asyncio.timeout(20), h.another_engine(transports=[there]) as engine, engine.worker():
+        expense = await engine.start(Expense, {"transport": "there"})
+        await expense.wait(timeout=15)
+
+
+async def test_sendings_that_end_while_others_are_noted_are_noted_too(h: Harness, hire: Hire) -> None:
+    there = Recording()
+    engine, _ = await hire(there)
+
+    with armed("dispatcher.recorded", hold=True) as recorded:
+        await engine.start(Batch, {"items": list(range(20)), "transport": "there", "window": 20})
+        await recorded.reached(1)
+        await eventually(lambda: len(there.sent) >= 1)
+        recorded.release()
+        await eventually(lambda: is_all_out(h, 20))
+
+    assert there.flying == 0
+
+
+async def is_all_out(h: Harness, number: int) -> bool:
+    return (await statuses(h)) == ["dispatched"] * number
+
+
+async def test_what_was_taken_when_the_database_went_away_is_given_back_and_sent(
+    h: Harness, hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim has landed, its answer has not: a worker that lives must not keep what it does not know of."""
+    there = Recording(reply={"approved": True})
+    engine, worker = await hire(there)
+    lost = []
+
+    async def lose(facts: dict[str, Any]) -> None:
+        if not lost:
+            lost.append(facts["ids"])
+            raise ConnectionError("the answer was lost")
+
+    monkeypatch.setitem(__import__("stepwell._probes", fromlist=["hooks"]).hooks, "dispatcher.claimed", lose)
+    expense = await engine.start(Expense, {"transport": "there"})
+
+    assert (await expense.wait(timeout=30)).status == "done"
+    assert [dispatch.attempt for dispatch in there.sent] == [2]
+    assert worker.tally.sent_again == 0
+
+
+async def test_who_holds_an_instance_holds_up_no_other_question_that_can_not_be_sent(h: Harness, hire: Hire) -> None:
+    there = Recording(acts=[asyncio.Event()])
+    engine, _ = await hire(there)
+    held = await engine.start(Expense, {"transport": "there"})
+    free = await engine.start(Expense, {"transport": "there"})
+    await eventually(lambda: there.flying == 2)
+
+    async with holding(h, held.id) as release:
+        there.acts[0].set()
+        there.acts[0] = Undeliverable("nowhere")
+        other = await engine.start(Expense, {"transport": "there"})
+        assert (await other.wait(timeout=30)).result["status"] == "failed"
+        await release()
+
+    [question] = await h.sql("select id::text from stepwell.interactions where instance_id = $1", free.id)
+    await engine.complete(interaction=question["id"], reply={"approved": True})
+    assert (await free.wait(timeout=30)).status == "done"
+
+
+class holding:  # noqa: N801 - used as a verb
+    """Somebody's transaction that holds an instance, until it is told to let go."""
+
+    def __init__(self, h: Harness, instance: int) -> None:
+        self._h, self._instance = h, instance
+
+    async def __aenter__(self) -> Callable[[], Awaitable[None]]:
+        import asyncpg  # noqa: PLC0415 - only here
+
+        self._connection = await asyncpg.connect(self._h.url)
+        await self._connection.execute("begin")
+        await self._connection.execute(
+            "select from stepwell.instances where id = $1 for no key update", self._instance
+        )
+        return self._release
+
+    async def _release(self) -> None:
+        await self._connection.execute("commit")
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.close()

@@ -1,0 +1,197 @@
+"""The reconciler normally finds nothing; what somebody damages by hand it finds, mends and counts."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Engine, Handle
+from stepwell._runtime.worker import Worker
+from stepwell._store import units
+from stepwell._store.database import WORKER, Database
+from stepwell.testing import Harness, armed
+from tests.asks.machines import Batch, Expense
+from tests.support.transports import Recording
+from tests.support.waiting import eventually
+
+SOON = timedelta(milliseconds=100)
+ANSWERED = (
+    "update stepwell.interactions set status = 'completed', reply = to_jsonb(7 + item), finished_at = now() "
+    "where instance_id = $1"
+)
+
+
+@pytest.fixture
+def there() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def engine(h: Harness, there: Recording) -> Engine:
+    return h.another_engine(transports=[there], reap=SOON)
+
+
+async def parked(engine: Engine, machine: Any = Batch, **state: Any) -> Handle[Any]:
+    """An instance that waits for answers, and no worker."""
+    handle = await engine.start(machine, {"items": [1, 2], **state} if machine is Batch else state)
+    async with engine.worker(drain_timeout=timedelta(0)) as worker:
+        await handle.wait(until="settled", timeout=30)
+        assert worker.tally.reconciled == 0
+    return handle
+
+
+async def looked(engine: Engine, handle: Handle[Any]) -> tuple[Worker, Any]:
+    """What a worker's first look makes of it."""
+    with armed("reconciler.looked") as point:
+        async with engine.worker() as worker:
+            await point.reached()
+            ended = await handle.wait(timeout=30)
+    return worker, ended
+
+
+async def test_an_instance_that_waits_for_a_unit_that_has_ended_goes_on(
+    h: Harness, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Digest, gap 18: the unit is terminal, its parent parked."""
+    async with engine:
+        batch = await parked(engine)
+        await h.sql(ANSWERED, batch.id)
+        await h.sql("update stepwell.await_units set status = 'completed', resolved = 2, in_flight = 0, "
+                    "finished_at = now()")  # fmt: skip
+
+        with caplog.at_level(logging.ERROR, "stepwell"):
+            worker, ended = await looked(engine, batch)
+
+    assert ended.result == [[0, "completed", 7], [1, "completed", 8]]
+    assert worker.tally.reconciled == 1
+    assert f"instances [{batch.id}] waited for nothing" in caplog.text
+
+
+async def test_an_instance_that_waits_for_a_unit_that_is_not_there_goes_on(h: Harness, engine: Engine) -> None:
+    async with engine:
+        batch = await parked(engine)
+        await h.sql("delete from stepwell.interactions")
+        await h.sql("delete from stepwell.await_units")
+
+        worker, ended = await looked(engine, batch)
+
+    assert (ended.status, ended.result) == ("done", [])
+    assert worker.tally.reconciled == 1
+
+
+async def test_a_unit_whose_questions_have_all_ended_is_counted(h: Harness, engine: Engine) -> None:
+    """Digest, gap 18: answered, but not counted."""
+    async with engine:
+        batch = await parked(engine)
+        await h.sql(ANSWERED, batch.id)
+
+        worker, ended = await looked(engine, batch)
+
+    assert ended.result == [[0, "completed", 7], [1, "completed", 8]]
+    assert worker.tally.reconciled == 1
+
+
+async def test_a_unit_that_nobody_waits_for_is_closed_with_its_questions(h: Harness, engine: Engine) -> None:
+    async with engine:
+        batch = await parked(engine)
+        await h.sql("update stepwell.instances set status = 'done', finished_at = now() where id = $1", batch.id)
+        await h.sql("update stepwell.instances set await_unit_id = null where id = $1", batch.id)
+
+        worker, _ = await looked(engine, batch)
+        await eventually(lambda: worker.tally.reconciled)
+
+    assert worker.tally.reconciled == 1
+    rows = await h.sql("select u.status, q.status from stepwell.await_units u join stepwell.interactions q "
+                       "on q.unit_id = u.id")  # fmt: skip
+    assert [tuple(row) for row in rows] == [("cancelled", "cancelled")] * 2
+
+
+async def test_what_a_dead_worker_was_sending_is_sent_again_and_is_no_damage(
+    h: Harness, engine: Engine, there: Recording
+) -> None:
+    """Digest, gaps 3 and 18: dispatching for too long."""
+    async with engine:
+        batch = await parked(engine, transport="there")
+        await h.sql("update stepwell.interactions set status = 'dispatching', worker_id = 999, attempts = 5")
+        there.sent.clear()
+
+        async with engine.worker() as worker:
+            await eventually(lambda: len(there.sent) == 2)
+
+    assert {(sent.attempt, sent.instance_id) for sent in there.sent} == {(6, batch.id)}
+    assert (worker.tally.sent_again, worker.tally.reconciled) == (2, 0)
+
+
+async def test_what_is_as_it_should_be_is_left_alone(h: Harness, engine: Engine) -> None:
+    async with engine:
+        await parked(engine)
+        await parked(engine, Expense, seconds=3600.0)
+        await parked(engine, transport="there", window=1)
+        before = await h.sql("select * from stepwell.interactions order by id")
+
+        with armed("reconciler.looked") as point:
+            async with engine.worker(reap=SOON) as worker:
+                await point.reached()
+
+    assert worker.tally.reconciled == 0
+    assert await h.sql("select * from stepwell.interactions order by id") == before
+
+
+BACKLOG = """
+with parked as (
+  insert into stepwell.instances (machine, version, step, queue, status, due_at, created_at, updated_at, await_unit_id)
+  select 'Batch', 1, 'collect', 'default', 'awaiting_external', now(), now(), now(), 1000000 + n
+  from generate_series(1, $1::integer) n
+  returning id, await_unit_id
+), opened as (
+  insert into stepwell.await_units (id, instance_id, visit, tenant, machine, version, step, transport, is_sent,
+                                    reply_type, on_timeout, requires_token, opened, in_flight, is_filled, created_at)
+  overriding system value
+  select p.await_unit_id, p.id, 1, '', 'Batch', 1, 'start', 'inbox', false, 'x', 'wake', false, 1, 1, true, now()
+  from parked p
+)
+insert into stepwell.interactions (id, correlation, unit_id, instance_id, created_at, next_at, tenant, transport,
+                                   status, idempotency_key, request)
+select gen_random_uuid(), gen_random_uuid(), p.await_unit_id, p.id, now(), now(), '', 'inbox', 'dispatched', '', '1'
+from parked p
+"""
+
+
+async def test_everything_is_looked_at_in_turn_however_much_waits(h: Harness) -> None:
+    await h.sql(BACKLOG, 1_100)
+    await h.sql("update stepwell.await_units set status = 'completed', finished_at = now(), in_flight = 0, "
+                "resolved = 1 where instance_id = 700")  # fmt: skip
+    await h.sql("update stepwell.instances set await_unit_id = 7, status = 'runnable' where id = 1050")
+
+    found: list[tuple[list[int], list[int]]] = []
+    after = (0, 0)
+    async with Database(h.url, session=WORKER) as database:
+        for _ in range(4):
+            repaired = await units.reconcile(database, after)
+            after = repaired.after
+            found.append(([*repaired.released], [*repaired.closed]))
+
+    assert found == [([], []), ([700], []), ([], [1001050]), ([], [])]
+
+
+async def test_a_unit_of_many_items_is_looked_at_from_its_open_end(h: Harness) -> None:
+    """Thousands that have ended before the one that is open cost nothing."""
+    await h.sql(BACKLOG, 1)
+    await h.sql("update stepwell.await_units set opened = 5001, resolved = 5000, \"window\" = 1")
+    await h.sql("update stepwell.interactions set item = 5000")
+    await h.sql(
+        "insert into stepwell.interactions (id, correlation, unit_id, instance_id, item, created_at, next_at, tenant, "
+        "transport, status, idempotency_key, request, reply, finished_at) select gen_random_uuid(), gen_random_uuid(), "
+        "unit_id, instance_id, n, now(), now(), '', 'inbox', 'completed', '', '1', '1', now() "
+        "from stepwell.interactions, generate_series(0, 4999) n"
+    )
+
+    from tests.store.plans import benched  # noqa: PLC0415 - only here
+
+    async with benched(h.url, WORKER) as bench:
+        plan = await bench.explain("units/find_stray", 0)
+
+    assert plan.buffers < 30
