@@ -12,7 +12,7 @@ import pytest
 from stepwell import InstanceFailed
 from stepwell.testing import Harness
 from tests.asks.askers import asker
-from tests.asks.looks import PythonDoor, Refused, asked, pending, questions, snapshot
+from tests.asks.looks import PythonDoor, Refused, SqlDoor, asked, pending, questions, snapshot
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 
@@ -202,7 +202,7 @@ async def test_null_is_an_answer_where_anything_is(make_harness: MakeHarness) ->
     """Section 4: null is a payload of its own: stored, read as None, and repeated as a duplicate."""
     anything = asker(request=None)
     h = await make_harness([anything])
-    for door in (PythonDoor(h),):
+    for door in (PythonDoor(h), SqlDoor(h)):
         handle, question = await asked(h, anything)
         assert question.request is None
 

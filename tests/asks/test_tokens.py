@@ -11,8 +11,8 @@ import pytest
 
 from stepwell import InvalidToken, SettingError, UnknownInteraction
 from stepwell.testing import Harness
-from tests.asks.askers import Recorder
-from tests.asks.looks import OLD_SECRET, SECRET, PythonDoor, Refused, SqlDoor, asked, questions, snapshot
+from tests.asks.askers import Recorder, each_asker
+from tests.asks.looks import OLD_SECRET, SECRET, PythonDoor, Refused, SqlDoor, asked, pending, questions, snapshot
 from tests.asks.machines import Expense
 from tests.conftest import MakeHarness
 
@@ -20,7 +20,7 @@ YES: dict[str, Any] = {"approved": True}
 GUARDED = {"token": True, "seconds": 600}
 
 
-async def refused(h: Harness, door: PythonDoor, reason: str, **answer: Any) -> str:
+async def refused(h: Harness, door: PythonDoor | SqlDoor, reason: str, **answer: Any) -> str:
     before = await snapshot(h)
     with pytest.raises(Refused) as caught:
         await door.complete(**{"reply": YES, **answer})
@@ -162,6 +162,25 @@ async def test_the_token_goes_out_with_the_question(make_harness: MakeHarness) -
         await h.assert_done(handle)
     rows = await h.sql("select from stepwell.interactions q where q::text like '%' || $1 || '%'", SECRET)
     assert rows == []
+
+
+async def test_each_item_has_a_token_of_its_own(make_harness: MakeHarness) -> None:
+    """Scenario 61 of items: the token of one is foreign to its sibling."""
+    machine = each_asker(lambda: range(2), reply=int, token=True)
+    h = await make_harness([machine], token_keys={"new": SECRET})
+    each = await h.engine.start(machine)
+    await h.drain()
+    first, second = await pending(h)
+    token = await h.engine.interactions.token(first.id)
+
+    for door in (PythonDoor(h), SqlDoor(h)):
+        await refused(h, door, "token", interaction=second.id, token=token, reply=1)
+        await refused(h, door, "token", interaction=second.id, reply=1)
+
+    await h.engine.complete(token=token, reply=0)
+    await SqlDoor(h).complete(token=await h.engine.interactions.token(second.id), reply=1)
+    await h.drain()
+    await h.assert_done(each, [[0, "completed", 0], [1, "completed", 1]])
 
 
 async def test_without_keys_nothing_is_signed(make_harness: MakeHarness) -> None:
