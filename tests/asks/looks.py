@@ -47,7 +47,7 @@ class PythonDoor:
 
 
 class SqlDoor:
-    """`select * from stepwell.complete(…)`."""
+    """`select * from stepwell.complete(…)`, each over a connection of its own."""
 
     def __init__(self, h: Harness) -> None:
         self._h = h
@@ -57,7 +57,7 @@ class SqlDoor:
         given = {"reply": json.dumps(reply), **answer}
         named = ", ".join(f"{name} => ${place}" for place, name in enumerate(given, 1))
         try:
-            [row] = await self._h.sql(f"select * from stepwell.complete({named})", *given.values())
+            [row] = await Harness.sql(self._h, f"select * from stepwell.complete({named})", *given.values())
         except asyncpg.PostgresError as error:
             raise Refused(REASONS[str(error.sqlstate)], str(error), error.column_name) from error
         return bool(row["is_duplicate"])

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from stepwell._core.replies import reply_type
 from stepwell.errors import InvalidInput
-from stepwell.testing import Harness
 from tests.asks.kinds import (
     PAYMENT,
     TYPED,
@@ -89,11 +88,10 @@ FREE = {"moment", "day", "id", "money", "struct", "model", "list of models", "di
 
 
 @pytest.fixture
-async def sql() -> AsyncIterator[asyncpg.Connection]:
-    async with Harness() as h:
-        connection = await asyncpg.connect(h.url)
-        yield connection
-        await connection.close()
+async def sql(url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(url)
+    yield connection
+    await connection.close()
 
 
 async def problems(sql: asyncpg.Connection, cases: list[tuple[str, Any]]) -> list[str | None]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stepwell import Ask, Await, Context, Done, Engine, Machine, Outcome, Spawn, step
+from stepwell.testing import Harness
 from tests.asks.askers import asker
 from tests.asks.kinds import Score
 from tests.asks.looks import asked, pending, questions
@@ -152,12 +153,10 @@ async def test_an_instance_that_waits_for_an_answer_holds_no_key_and_says_what_f
     await h.assert_done(second)
 
 
-async def test_a_fair_queue_hands_over_replies_too(make_harness: MakeHarness) -> None:
-    """A claim from a fair queue has the unit with it."""
-    h = await make_harness([Asking], fair_by={"default": "tenant"})
-    handle = await h.engine.start(Asking, {"n": 1}, tenant="acme")
-
-    async with h.engine.worker():
+async def test_a_fair_queue_hands_over_replies_too() -> None:
+    """A claim from a fair queue has the unit with it. (In a database of its own: a queue stays fair.)"""
+    async with Harness([Asking], fair_by={"default": "tenant"}) as h, h.engine.worker():
+        handle = await h.engine.start(Asking, {"n": 1}, tenant="acme")
         [question] = await eventually(lambda: pending(h, tenant="acme"))
         await h.engine.complete(interaction=question.id, reply=5, tenant="acme")
         assert await handle.result(30) == 5
@@ -166,7 +165,7 @@ async def test_a_fair_queue_hands_over_replies_too(make_harness: MakeHarness) ->
 async def test_a_transactional_step_asks_with_its_own_writes(make_harness: MakeHarness) -> None:
     """Both or neither: the question is there if the writes are; Ask.each, which has transactions of its own, is not."""
     h = await make_harness([Booking])
-    await h.sql("create table public.bookings (note text)")
+    await h.sql("create table public.bookings (note text)")  # its database goes with the module
     asking = await h.engine.start(Booking, {"each": False, "fails": False})
     each = await h.engine.start(Booking, {"each": True, "fails": False})
     failing = await h.engine.start(Booking, {"each": False, "fails": True})
