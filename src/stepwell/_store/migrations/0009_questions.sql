@@ -320,7 +320,7 @@ begin
 return query
 -- Find questions, each by its id or by its correlation, within a tenant, before anything is locked. If both are given,
 -- both must fit.
--- Index: the primary key, interactions_correlation. Locks: none.
+-- Index: the primary key (|| '': no other), interactions_correlation. Locks: none.
 -- Returns: one row per question that is there: its place in the arrays, its ids, who asked, and the reply's type.
 select (g.place - 1)::integer as position, q.id::text as id, q.unit_id, q.instance_id, u.machine, u.version, u.step,
        u.reply_type as type_id, t.reference::text as reference
@@ -328,7 +328,8 @@ from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality as g(id, correla
 cross join lateral (
   select i.*
   from stepwell.interactions i
-  where i.id = g.id and i.tenant = g.tenant and (g.correlation is null or i.correlation = g.correlation)
+  where i.id = any (array[g.id]) and i.tenant || '' = g.tenant
+    and (g.correlation is null or i.correlation = g.correlation)
   union all
   select i.* from stepwell.interactions i where g.id is null and i.tenant = g.tenant and i.correlation = g.correlation
 ) q

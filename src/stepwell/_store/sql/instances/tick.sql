@@ -69,11 +69,13 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
              where case when s.is_fair then s.has_unshared else s.has_shared end) as misplaced,
        exists (select from stepwell.interactions q
                where q.status in ('waiting', 'dispatching', 'dispatched') and q.deadline <= stepwell.now()
+               order by q.deadline
                offset 0) as has_late,
        array(select n.name
              from unnest($2::text[]) as n(name)
              where exists (select from stepwell.interactions q
                            where q.transport = n.name and q.status = 'waiting' and q.next_at <= stepwell.now()
+                           order by q.next_at
                            offset 0)) as to_send,
        extract(epoch from least((select i.due_at
                                  from stepwell.instances i

@@ -8,4 +8,4 @@ select q.id::text as id, q.tenant, q.instance_id, u.machine, u.version, u.step, 
 from stepwell.interactions q
 join stepwell.await_units u on u.id = any (array[q.unit_id])
 join stepwell.reply_types t on t.id = any (array[u.reply_type])
-where q.id = any ($1::uuid[]) and q.tenant = $2
+where q.id = any ($1::uuid[]) and q.tenant || '' = $2

@@ -13,7 +13,7 @@ with parked as materialized (
   select p.id
   from parked p
   where not exists (select from stepwell.await_units u
-                    where u.id = p.await_unit_id and u.status = 'waiting'
+                    where u.id = p.await_unit_id and u.status || '' = 'waiting'
                     offset 0)
 ), locked as materialized (
   select i.id
@@ -27,7 +27,7 @@ with parked as materialized (
   from locked l
   where i.id = any (array[l.id]) and i.status || '' = 'awaiting_external'
     and not exists (select from stepwell.await_units u
-                    where u.id = i.await_unit_id and u.status = 'waiting'
+                    where u.id = i.await_unit_id and u.status || '' = 'waiting'
                     offset 0)
   returning i.id, i.queue
 )

@@ -1,0 +1,110 @@
+"""Plans of the statements about questions: the one good plan, however many there are, whatever the statistics say."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from stepwell._store import clones
+from tests.store import questions
+from tests.store.cases import SESSIONS
+from tests.store.conftest import in_own_loop
+from tests.store.plans import Bench, Plan, benched
+from tests.store.question_cases import CASES, TABLES, QuestionCase
+from tests.store.questions import Questions
+
+SHARE = int(os.environ.get("STEPWELL_QUESTIONS_SHARE", questions.SHARE))  # 1: the whole depth
+JOINS = {"Hash Join", "Merge Join"}
+
+
+@pytest.fixture(scope="module")
+def deep_url(server_url: str) -> Iterator[str]:
+    """A deep backlog of questions, built once and only read or rolled back."""
+    name = f"stepwell_test_{secrets.token_hex(6)}"
+    yield in_own_loop(_build(server_url, name))
+    in_own_loop(clones.drop(server_url, name))
+
+
+async def _build(server_url: str, name: str) -> str:
+    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+    url = clones.sibling(server_url, name)
+    await questions.build(url, SHARE)
+    await questions.analyze(url)
+    return url
+
+
+@pytest.fixture
+async def benches() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def test_a_statement_about_questions_has_its_one_good_plan(deep_url: str) -> None:
+    given = await questions.sample(deep_url)
+    wrong = []
+    for session, settings in SESSIONS.items():
+        async with benched(deep_url, settings) as bench:
+            for case in CASES:
+                if case.session == session:
+                    plan = await bench.explain(case.name, *case.arguments(given, case.size))
+                    wrong += problems(case, plan)
+
+    assert wrong == []
+
+
+def problems(case: QuestionCase, plan: Plan, *, exact: bool = True) -> list[str]:
+    """What is wrong with a plan: it goes through its indexes, joins by nested loops, and touches a bounded number of
+    pages per row."""
+    through = set().union(*(plan.indexes(table) for table in TABLES))
+    most = case.per_row * case.size + case.besides
+    wrong = {
+        f"scans {plan.seq_scans()}": plan.seq_scans() & set(TABLES),
+        f"joins by {plan.kinds() & JOINS}": plan.kinds() & JOINS,
+        f"comes through {sorted(through)}": through - case.indexes or (exact and case.indexes - through),
+        f"touches {plan.buffers} pages, not {most}": plan.buffers > most,
+        f"handles {plan.rows_handled()} rows: some loop in it is quadratic": plan.rows_handled() > 40 * case.size + 200,
+    }
+    return [f"{case} {problem}" for problem, found in wrong.items() if found]
+
+
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "never analyzed"])
+async def test_plans_about_questions_made_on_empty_tables_stay_good_while_they_fill(
+    url: str, benches: AsyncExitStack, *, analyzed: bool
+) -> None:
+    connection = await asyncpg.connect(url)
+    for table in TABLES:
+        await connection.execute(f"alter table stepwell.{table} set (autovacuum_enabled = off)")
+    await connection.close()
+    if analyzed:
+        await questions.analyze(url)
+    by_session: dict[str, Bench] = {
+        name: await benches.enter_async_context(benched(url, settings)) for name, settings in SESSIONS.items()
+    }
+    for case in CASES:
+        await by_session[case.session].warm_up(case.name, *case.arguments(Questions(), case.size))
+
+    await questions.build(url, 20)
+
+    given = await questions.sample(url)
+    wrong = []
+    for case in CASES:
+        plan = await by_session[case.session].explain(case.name, *case.arguments(given, case.size))
+        wrong += problems(case, plan, exact=False)
+    assert wrong == []
+
+
+async def test_a_unit_with_a_long_queue_is_read_in_one_pass(deep_url: str) -> None:
+    given = await questions.sample(deep_url)
+    rows = questions.QUEUED // SHARE + questions.WINDOW
+
+    async with benched(deep_url, SESSIONS["worker"]) as bench:
+        plan = await bench.explain("units/load", [given.big])
+
+    assert plan.rows_handled() <= 6 * rows
+    assert plan.buffers <= rows + 100
+
