@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from stepwell._store.interactions import BEFORE_ALL
 from tests.store.cases import SESSIONS
-from tests.store.questions import SENDER, Questions
+from tests.store.questions import LOST, SENDER, SENDING, SHARE, Questions
 
 Arguments = Callable[[Questions, int], tuple[Any, ...]]
 TABLES = ("interactions", "await_units", "instances")
@@ -126,15 +126,18 @@ CASES = [
     *(QuestionCase("interactions/record", record, n, _Q, 50) for n in (1, 50)),
     *(QuestionCase("interactions/seal_taken", seal, n, _Q, 50) for n in (1, 50)),
     *(QuestionCase("interactions/fail", fail, n, _Q, 45) for n in (1, 50)),
-    QuestionCase("interactions/give_back", lambda _, n: (SENDER, "there", []), 50,
+    QuestionCase("interactions/give_back", lambda _, n: (SENDER, "there", []), SENDING // SHARE,
                  _Q | {"interactions_dispatching"}, 50),
-    QuestionCase("interactions/return_lost", lambda _, n: (), 60, _Q | {"interactions_dispatching"}, 50),
+    QuestionCase("interactions/return_lost", lambda _, n: (), (SENDING + LOST) // SHARE,
+                 _Q | {"interactions_dispatching"}, 50),
     QuestionCase("interactions/find_late", lambda _, n: BEFORE_ALL, 60, _on(interactions="deadline"), 6),
     *(QuestionCase("interactions/expire", lambda given, n: (_ids(given.late, n),), n, _Q, 45) for n in (1, 60)),
     QuestionCase("interactions/read", lambda given, n: (_ids(given.inbox, n), ""), 50, _QU, session="client"),
     QuestionCase("interactions/pending", pending, 51, _QU - _Q | {"interactions_pending"}, session="anew"),
     QuestionCase("interactions/pending", lambda given, n: pending(given, n, deep=True), 51,
-                 _QU - _Q | {"interactions_pending"}, session="anew", label="deep"),
+                 _QU - _Q | {"interactions_pending"}, 4, 10, session="anew", label="deep"),
+    QuestionCase("interactions/pending", lambda given, n: pending(given, n, deep=True, overdue=False), 51,
+                 _QU - _Q | {"interactions_pending"}, 4, 10, session="anew", label="deep, not overdue"),
     QuestionCase("interactions/pending", lambda given, n: pending(given, n, assignee="ana"), 10,
                  _QU - _Q | {"interactions_assignee"}, session="anew", label="of one person"),
     QuestionCase("interactions/pending", lambda given, n: pending(given, n, group="few"), 10,

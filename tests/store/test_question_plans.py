@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -18,7 +17,6 @@ from tests.store.plans import Bench, Plan, benched
 from tests.store.question_cases import CASES, TABLES, QuestionCase
 from tests.store.questions import Questions
 
-SHARE = int(os.environ.get("STEPWELL_QUESTIONS_SHARE", questions.SHARE))  # 1: the whole depth
 JOINS = {"Hash Join", "Merge Join"}
 
 
@@ -33,7 +31,7 @@ def deep_url(server_url: str) -> Iterator[str]:
 async def _build(server_url: str, name: str) -> str:
     await clones.clone(server_url, await clones.ensure_template(server_url), name)
     url = clones.sibling(server_url, name)
-    await questions.build(url, SHARE)
+    await questions.build(url)
     await questions.analyze(url)
     return url
 
@@ -100,7 +98,7 @@ async def test_plans_about_questions_made_on_empty_tables_stay_good_while_they_f
 
 async def test_a_unit_with_a_long_queue_is_read_in_one_pass(deep_url: str) -> None:
     given = await questions.sample(deep_url)
-    rows = questions.QUEUED // SHARE + questions.WINDOW
+    rows = questions.QUEUED // questions.SHARE + questions.WINDOW
 
     async with benched(deep_url, SESSIONS["worker"]) as bench:
         plan = await bench.explain("units/load", [given.big])
