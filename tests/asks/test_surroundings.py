@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from stepwell import Ask, Await, Context, Done, Engine, Machine, Outcome, Spawn, step
+from stepwell import Ask, Await, Context, Done, Engine, InvalidReply, Machine, Outcome, Spawn, step
 from stepwell.testing import Harness
 from tests.asks.askers import asker
 from tests.asks.kinds import Score
-from tests.asks.looks import asked, pending, questions
+from tests.asks.looks import SECRET, asked, pending, questions
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
 
@@ -207,3 +208,25 @@ async def test_an_engine_without_the_machine_admits_by_the_schema(make_harness: 
 
     await h.drain()
     await h.assert_done(handle, "completed")
+
+
+async def test_blocking_code_looks_and_answers(make_harness: MakeHarness) -> None:
+    """Scenarios 14, 61, 81 from a thread without a loop: the same doors, the same refusals."""
+    h = await make_harness([Asking], token_keys={"new": SECRET})
+    handle, question = await asked(h, Asking, {"n": 1})
+
+    def work() -> tuple[Any, Any]:
+        doors = h.engine.sync
+        [listed] = doors.interactions.pending(limit=5).items
+        with pytest.raises(InvalidReply):
+            doors.complete(interaction=listed.id, reply="five")
+        return listed, doors.complete(token=doors.interactions.token(listed.id), reply=5)
+
+    listed, completion = await asyncio.to_thread(work)
+
+    assert listed == question
+    assert (completion.interaction_id, completion.instance_id, completion.is_duplicate) == (
+        question.id, handle.id, False,
+    )  # fmt: skip
+    await h.drain()
+    await h.assert_done(handle, 5)

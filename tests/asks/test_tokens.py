@@ -127,7 +127,7 @@ async def test_a_token_ends_with_its_question(h: Harness, door: PythonDoor) -> N
     await refused(h, door, "closed", token=closed)
 
 
-async def test_a_question_asked_again_has_a_token_of_its_own(h: Harness) -> None:
+async def test_a_question_asked_again_has_a_token_of_its_own(h: Harness, door: PythonDoor) -> None:
     """Gap 13 with 61: a retry gives the question another deadline; the token of the first time is foreign then."""
     expense, question = await asked(h, Expense, {**GUARDED, "on_timeout": "fail"})
     before = await h.engine.interactions.token(question.id)
@@ -135,9 +135,9 @@ async def test_a_question_asked_again_has_a_token_of_its_own(h: Harness) -> None
     await h.drain()
     await h.engine.retry(expense.id)
 
-    await refused(h, PythonDoor(h), "token", token=before)
+    await refused(h, door, "token", token=before)
 
-    await h.engine.complete(token=await h.engine.interactions.token(question.id), reply=YES)
+    await door.complete(token=await h.engine.interactions.token(question.id), reply=YES)
     await h.drain()
     await h.assert_done(expense)
 

@@ -1,7 +1,7 @@
 -- Ask again what a retried instance was never answered: it ended at a unit that was closed with it, or whose time was
 -- to fail it. (What its step has seen end, as a timeout that wakes, is seen again: the step is run again.)
 -- Run in the transaction of operators/retry.sql. Keeps: what was answered stays answered, and is not asked again; a
---   question's time begins anew.
+--   question's time begins anew, and the token it had is one of another deadline.
 -- Index: the primary keys, interactions_item. Locks: the unit, its interactions, the instance (ours already).
 -- Returns: the transports with something to send; nothing if there is nothing to ask again.
 with again as (
@@ -19,7 +19,7 @@ with again as (
 ), asked as (
   update stepwell.interactions q
   set status = case when o.place > a.in_flight then 'queued' when a.is_sent then 'waiting' else 'dispatched' end,
-      finished_at = null, error = null, next_at = stepwell.now(), dispatched_at = null,
+      finished_at = null, error = null, seal = null, next_at = stepwell.now(), dispatched_at = null,
       deadline = case when o.place <= a.in_flight then stepwell.now() + a.timeout end
   from again a
   cross join lateral (
