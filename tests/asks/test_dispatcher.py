@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from stepwell import Engine
@@ -54,6 +55,8 @@ async def test_no_more_are_in_flight_than_a_transport_bears(hire: Hire) -> None:
 
     batch = await engine.start(Batch, {"items": list(range(10)), "transport": "there"})
     await eventually(lambda: there.flying == 3)
+    with armed("timers.ticked") as ticked:  # each of them wakes the dispatcher: more is to be sent
+        await ticked.reached(4)
     gate.set()
     done = await batch.wait(timeout=30)
 
@@ -165,12 +168,12 @@ async def test_what_a_transport_reports_and_can_not_be_kept_does_not_send_it_aga
             await super().send(dispatch)
             return {"when": object()}
 
-    there = Odd(reply={"approved": True})
+    there = Odd()
     engine, _ = await hire(there)
 
-    expense = await engine.start(Expense, {"transport": "there"})
+    await engine.start(Expense, {"transport": "there"})
+    await eventually(lambda: is_all_out(h, 1))
 
-    assert (await expense.wait(timeout=30)).status == "done"
     assert len(there.sent) == 1
 
 
@@ -248,17 +251,20 @@ async def test_a_transport_that_does_not_close_holds_up_no_worker_for_long(
 
 
 async def test_sendings_that_end_while_others_are_noted_are_noted_too(h: Harness, hire: Hire) -> None:
-    there = Recording()
+    gate = asyncio.Event()
+    there = Recording(acts=[None, gate])
     engine, _ = await hire(there)
 
-    with armed("dispatcher.recorded", hold=True) as recorded:
-        await engine.start(Batch, {"items": list(range(20)), "transport": "there", "window": 20})
-        await recorded.reached(1)
-        await eventually(lambda: len(there.sent) >= 1)
-        recorded.release()
-        await eventually(lambda: is_all_out(h, 20))
+    with armed("dispatcher.sent", hold=True) as sent:
+        await engine.start(Batch, {"items": [1, 2], "transport": "there"})
+        await sent.reached(1)
+        async with holding(h, "lock table stepwell.interactions in share mode"):
+            sent.release()
+            await eventually(lambda: h.sql("select from pg_locks where not granted"))
+            gate.set()
+            await sent.reached(2)
 
-    assert there.flying == 0
+    await eventually(lambda: is_all_out(h, 2))
 
 
 async def is_all_out(h: Harness, number: int) -> bool:
@@ -287,42 +293,33 @@ async def test_what_was_taken_when_the_database_went_away_is_given_back_and_sent
 
 
 async def test_who_holds_an_instance_holds_up_no_other_question_that_can_not_be_sent(h: Harness, hire: Hire) -> None:
-    there = Recording(acts=[asyncio.Event()])
+    class Nowhere(Recording):
+        async def send(self, dispatch: Any, /) -> Any:
+            await super().send(dispatch)
+            raise Undeliverable("nowhere")
+
+    gate = asyncio.Event()
+    there = Nowhere(acts=[gate])
     engine, _ = await hire(there)
     held = await engine.start(Expense, {"transport": "there"})
-    free = await engine.start(Expense, {"transport": "there"})
-    await eventually(lambda: there.flying == 2)
+    await eventually(lambda: there.flying == 1)
 
-    async with holding(h, held.id) as release:
-        there.acts[0].set()
-        there.acts[0] = Undeliverable("nowhere")
+    async with holding(h, f"select from stepwell.instances where id = {held.id} for no key update"):
+        gate.set()
         other = await engine.start(Expense, {"transport": "there"})
-        assert (await other.wait(timeout=30)).result["status"] == "failed"
-        await release()
+        assert (await other.wait(timeout=20)).result["status"] == "failed"
+        assert (await held.get()).status == "awaiting_external"
 
-    [question] = await h.sql("select id::text from stepwell.interactions where instance_id = $1", free.id)
-    await engine.complete(interaction=question["id"], reply={"approved": True})
-    assert (await free.wait(timeout=30)).status == "done"
+    assert (await held.wait(timeout=30)).result["status"] == "failed"
 
 
-class holding:  # noqa: N801 - used as a verb
-    """Somebody's transaction that holds an instance, until it is told to let go."""
-
-    def __init__(self, h: Harness, instance: int) -> None:
-        self._h, self._instance = h, instance
-
-    async def __aenter__(self) -> Callable[[], Awaitable[None]]:
-        import asyncpg  # noqa: PLC0415 - only here
-
-        self._connection = await asyncpg.connect(self._h.url)
-        await self._connection.execute("begin")
-        await self._connection.execute(
-            "select from stepwell.instances where id = $1 for no key update", self._instance
-        )
-        return self._release
-
-    async def _release(self) -> None:
-        await self._connection.execute("commit")
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._connection.close()
+@asynccontextmanager
+async def holding(h: Harness, lock: str) -> AsyncIterator[None]:
+    """Somebody's transaction that holds something, for the length of the block."""
+    connection = await asyncpg.connect(h.url)
+    try:
+        async with connection.transaction():
+            await connection.execute(lock)
+            yield
+    finally:
+        await connection.close()

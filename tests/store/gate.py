@@ -22,18 +22,18 @@ grant usage on schema stepwell to {role};
 grant all on all tables in schema stepwell to {role};
 grant all on all sequences in schema stepwell to {role};
 grant execute on all functions in schema stepwell to {role};
-create function public.gate(id bigint) returns boolean language plpgsql as $$
+create function public.gate(id text) returns boolean language plpgsql as $$
 begin
-  if id = {row} then perform pg_advisory_xact_lock_shared({gate}); end if;
+  if id = '{row}' then perform pg_advisory_xact_lock_shared({gate}); end if;
   return true;
 end $$;
-create policy gate on stepwell.instances using (public.gate(id));
-alter table stepwell.instances enable row level security;
+create policy gate on stepwell.{table} using (public.gate(id::text));
+alter table stepwell.{table} enable row level security;
 """
 
 
 class Gate:
-    """A connection whose statements stop before one row of `instances` until the gate is opened."""
+    """A connection whose statements stop before one row until the gate is opened."""
 
     def __init__(self, keeper: asyncpg.Connection, visitor: asyncpg.Connection) -> None:
         self._keeper = keeper
@@ -61,11 +61,11 @@ class Gate:
 
 
 @asynccontextmanager
-async def gate_before(url: str, row: int) -> AsyncIterator[Gate]:
+async def gate_before(url: str, row: object, table: str = "instances") -> AsyncIterator[Gate]:
     """A gate before the row of this id."""
     role = f"visitor_{secrets.token_hex(4)}"
     keeper = await asyncpg.connect(url)
-    await keeper.execute(_BUILD.format(role=role, row=row, gate=_GATE))
+    await keeper.execute(_BUILD.format(role=role, row=row, gate=_GATE, table=table))
     await keeper.execute("select pg_advisory_lock($1)", _GATE)
     visitor = await asyncpg.connect(url, server_settings={**WORKER, "role": role})
     try:
@@ -73,5 +73,5 @@ async def gate_before(url: str, row: int) -> AsyncIterator[Gate]:
     finally:
         await keeper.execute("select pg_advisory_unlock_all()")
         await visitor.close()
-        await keeper.execute(f"drop policy gate on stepwell.instances; drop owned by {role}; drop role {role}")
+        await keeper.execute(f"drop policy gate on stepwell.{table}; drop owned by {role}; drop role {role}")
         await keeper.close()

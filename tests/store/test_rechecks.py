@@ -224,3 +224,53 @@ async def test_a_row_that_another_let_go_is_not_let_go_twice(
         freed = await freeing
 
     assert len(freed) == 1
+
+
+async def being_sent(connection: asyncpg.Connection, worker: int) -> list[str]:
+    """Two questions on their way out; statements come to the first one first."""
+    rows = await connection.fetch(
+        "insert into stepwell.interactions (id, correlation, unit_id, instance_id, item, worker_id, created_at, "
+        "next_at, tenant, transport, status, idempotency_key, request) "
+        "select gen_random_uuid(), gen_random_uuid(), 1, 1, n, $1, now(), now(), '', 'there', 'dispatching', '', '1' "
+        "from generate_series(1, 2) as n returning id::text",
+        worker,
+    )
+    return [row["id"] for row in rows]
+
+
+async def sender(connection: asyncpg.Connection, question: str) -> Any:
+    return await connection.fetchval("select worker_id from stepwell.interactions where id = $1", question)
+
+
+async def test_a_question_that_a_live_worker_has_taken_anew_is_not_returned_for_its_dead_one(
+    url: str, connection: asyncpg.Connection
+) -> None:
+    dead, alive = await enter_worker(connection, lives=False), await enter_worker(connection)
+    first, second = await being_sent(connection, dead)
+
+    async with gate_before(url, first, "interactions") as gate:
+        returning = await gate.send("interactions/return_lost")
+        await connection.execute("update stepwell.interactions set worker_id = $1 where id = $2", alive, second)
+        await gate.open()
+        returned = await returning
+
+    assert len(returned) == 1
+    assert (await sender(connection, first), await sender(connection, second)) == (None, alive)
+
+
+async def test_a_sending_that_another_worker_has_taken_over_is_not_noted(
+    url: str, connection: asyncpg.Connection
+) -> None:
+    slow, other = await enter_worker(connection), await enter_worker(connection)
+    first, second = await being_sent(connection, slow)
+
+    async with gate_before(url, first, "interactions") as gate:
+        noting = await gate.send(
+            "interactions/record", slow, [first, second], [0, 0], [None, None], [None, None], [None, None]
+        )
+        await connection.execute("update stepwell.interactions set worker_id = $1 where id = $2", other, second)
+        await gate.open()
+        rows = await noting
+
+    assert {row["id"] for row in rows if row["is_noted"]} == {first}
+    assert (await sender(connection, first), await sender(connection, second)) == (None, other)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stepwell import Ask
+from stepwell._store import interactions
 from stepwell.errors import CompletionConflict, CompletionTooLate, InteractionClosed, UnknownInteraction
 from tests.support.asked import SOON, Asked, each
 
@@ -137,6 +138,18 @@ async def test_an_answer_that_is_late_before_anybody_has_looked_changes_nothing(
     assert await asked.statuses(instance) == ["dispatched"]
     assert await asked.expire(expiring) == (1, 0)
     assert await asked.row(instance, "status") == "runnable"
+
+
+async def test_what_was_answered_between_a_look_at_the_clock_and_its_lock_stays_answered(asked: Asked) -> None:
+    answering, expiring = await asked.join()
+    instance, question = await asked.one(answering, timeout=SOON)
+    await asked.complete(answering, question)
+    await asked.harness.advance(SOON)
+
+    await interactions._expire(expiring, [(question, instance)])  # type: ignore[arg-type]
+
+    assert await asked.statuses(instance) == ["completed"]
+    assert await asked.unit(instance) == ("completed", 1, 1, 0)
 
 
 async def test_without_the_lock_of_the_instance_a_timeout_would_be_answered_or_an_answer_time_out(asked: Asked) -> None:
