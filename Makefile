@@ -24,7 +24,7 @@ test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
 
 depth: $(STAMP) ## Look at plans and costs of statements among ten times as many rows as `make test` does
 	STEPWELL_DEPTH=10 .venv/bin/python -m pytest $(IN_PARALLEL) tests/store/test_plans.py \
-		tests/store/test_depth.py tests/store/test_limit_depth.py $(ARGS)
+		tests/store/test_depth.py tests/store/test_limit_depth.py tests/store/test_question_plans.py $(ARGS)
 
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)

@@ -10,8 +10,8 @@ import asyncpg
 TABLES = ("instances", "instance_data", "await_units", "interactions", "reply_types", "workers")
 OPEN, ENDED, QUEUED, TO_SEND, SENDING, LATE, LOST = 100_000, 100_000, 50_000, 1_000, 500, 600, 100
 WINDOW = 200
-# What `make test` builds is a tenth of it: enough to tell an index from a scan.
-SHARE = int(os.environ.get("STEPWELL_QUESTIONS_SHARE", "10"))
+# What `make test` builds is a tenth of it, enough to tell an index from a scan; `make depth` builds it whole.
+SHARE = 10 // int(os.environ.get("STEPWELL_DEPTH", "1"))
 SENDER, DEAD = 1, 99
 
 # Instances 1 to open wait for one answer each: every hundredth over a transport that sends, or is sending (by a live
