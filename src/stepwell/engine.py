@@ -199,11 +199,14 @@ class Engine(Doors):
             yield kind(
                 database=database, registry=self._registry, notifier=notifier, emitter=self._emitter,
                 settings=settings, resources=resources, around_sync_steps=self._around_sync_steps,
-                world=World(
-                    self._ways_out, self._token_keys, self._doors.completing.complete,
-                    self._doors.completing.settled,
-                ),
+                world=self._world,
             )  # fmt: skip
+
+    @property
+    def _world(self) -> World:
+        """What a worker needs to ask the world, and to be answered."""
+        completing = self._doors.completing
+        return World(self._ways_out, self._token_keys, completing.complete, completing.settled)
 
     def _entered_resources(self) -> AbstractAsyncContextManager[Any]:
         """What steps find in `ctx.resources`: what the lifespan yields, or the object as it is."""

@@ -51,6 +51,7 @@ class Node:
         self.worker = Worker(
             database=self._database, registry=self.engine._registry, notifier=self.engine._notifier,
             emitter=self.engine._emitter, settings=self.engine.settings, resources=self._resources,
+            world=self.engine._world,
         )  # fmt: skip
         await self.worker.start()
         await clones.query(self._url, STEADY, self.worker.id)
@@ -69,6 +70,7 @@ class Node:
                 database._pool.terminate()
         services = (
             worker._claimer, worker._timers, worker._sharer, worker._reaper, worker._pruner, worker._flusher,
+            worker._asking._reconciler,
         )  # fmt: skip
         for service in services:
             service._stopping = True  # the driver may turn a cancellation into an error of its own

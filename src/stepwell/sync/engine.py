@@ -66,6 +66,11 @@ class SyncEngine:
         return self._engine.settings
 
     @property
+    def has_token_keys(self) -> bool:
+        """Whether tokens can be signed and verified here."""
+        return self._engine.has_token_keys
+
+    @property
     def insights(self) -> SyncInsights:
         """Lists and figures for operators."""
         return SyncInsights(self._ask)
