@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -33,6 +35,8 @@ from stepwell.errors import (
     InvalidToken,
     UnknownInteraction,
 )
+
+PAUSES = (0.002, 0.005, 0.01, 0.02)  # seconds, before an answer waits alone for whoever holds its instance
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +74,13 @@ class Completing:
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
         self._database.check_loop()
-        ended = await self._group.submit(self._admit(answer))
+        call = self._admit(answer)
+        ended = await self._group.submit(call)
+        for pause in PAUSES:  # mostly other answers hold the instance, or its own worker: together again is cheaper
+            if not isinstance(ended, Given):
+                break
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            ended = await self._group.submit(call)
         if isinstance(ended, Given):
             ended = await self._judge_patiently(ended)
         if isinstance(ended, Completion):
