@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
-from uuid import UUID
 
 import msgspec
 
 from stepwell import _probes
 from stepwell._core.codec import check_size, encode_value
 from stepwell._core.interactions import Answer, Completion
-from stepwell._core.ranges import check_key, check_tenant
+from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.registry import Registry
 from stepwell._core.replies import ReplyType, find_type
 from stepwell._core.tokens import TokenFacts, TokenKeys
@@ -68,7 +68,6 @@ class Completing:
         self._notifier = notifier
         self._settings = settings
         self._keys = keys
-        self._types: dict[tuple[str, str], ReplyType | None] = {}
         self._group = Gatherer(self._complete, lambda call: len(call.text or ""))
 
     async def complete(self, answer: Answer) -> Completion:
@@ -89,8 +88,8 @@ class Completing:
 
     def settled(self, settled: Settled) -> None:
         """Tell who may go on by it."""
-        for queue in settled.queues:
-            self._notifier.announce_work(queue)
+        for queue, count in Counter(settled.queues).items():
+            self._notifier.announce_work(queue, count)
         for transport in settled.transports:
             self._notifier.announce_dispatch(transport)
         if settled.next_deadline is not None:
@@ -122,8 +121,8 @@ class Completing:
                 raise InvalidInput("interaction", "name the question by its id, its correlation or its token")
             return facts.interaction, None, tenant
         return (
-            None if answer.interaction is None else _uuid("interaction", answer.interaction),
-            None if answer.correlation is None else _uuid("correlation", answer.correlation),
+            None if answer.interaction is None else check_uuid("interaction", answer.interaction),
+            None if answer.correlation is None else check_uuid("correlation", answer.correlation),
             tenant,
         )
 
@@ -189,13 +188,7 @@ class Completing:
     def _type(self, found: Found) -> ReplyType | None:
         """The type of a reply, if this process has it; else the database checks by its schema."""
         definition = self._registry.find(found.machine, found.version)
-        if definition is None:
-            return None
-        home = type(definition.owner).__module__
-        key = found.reference, home
-        if key not in self._types:
-            self._types[key] = find_type(found.reference, home)
-        return self._types[key]
+        return None if definition is None else find_type(found.reference, type(definition.owner).__module__)
 
 
 def _text(reply: object) -> str | None:
@@ -204,13 +197,6 @@ def _text(reply: object) -> str | None:
         return encode_value(reply, "reply")
     except InvalidInput:
         return None
-
-
-def _uuid(field: str, text: object) -> str:
-    try:
-        return str(UUID(text))  # type: ignore[arg-type]  # whatever it is, it is refused with its name
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidInput(field, f"expected a UUID, got {text!r:.100}") from None
 
 
 def _answer(given: Given, verdict: Verdict) -> Completion | CompletionRefused:

@@ -10,9 +10,8 @@ import msgspec
 
 from stepwell._core.codec import decode_value, encode_value
 from stepwell._core.interactions import Interaction, epoch_ms
-from stepwell._core.ranges import check_key, check_tenant
-from stepwell._core.tokens import TokenFacts, TokenKeys
-from stepwell._runtime.dispatcher import seal_of
+from stepwell._core.ranges import check_key, check_tenant, check_uuid
+from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
 from stepwell._store import interactions
 from stepwell._store.database import Database
 from stepwell.errors import InvalidInput, UnknownInteraction
@@ -56,8 +55,6 @@ class Interactions:
         own = self._of(tenant)
         named = {"assignee": assignee, "group": group, "machine": machine, "step": step, "transport": transport}
         filters = [_check_filter(field, given) for field, given in named.items()]
-        if overdue is not None and not isinstance(overdue, bool):
-            raise InvalidInput("overdue", f"expected True, False or None, got {overdue!r}")
         cursor = None if after is None else _check_cursor(after)
         rows = await interactions.pending(self._database, own, [*filters, overdue], limit + 1, cursor)
         found = await interactions.read(self._database, own, [id_ for id_, _ in rows[:limit]])
@@ -65,10 +62,7 @@ class Interactions:
 
     async def get(self, interaction_id: str, *, tenant: str | None = None) -> Interaction:
         """A snapshot of one question, open or not."""
-        try:
-            id_ = str(UUID(interaction_id))
-        except (ValueError, AttributeError, TypeError):
-            raise InvalidInput("interaction", f"expected a UUID, got {interaction_id!r:.100}") from None
+        id_ = check_uuid("interaction", interaction_id)
         found = await interactions.read(self._database, self._of(tenant), [id_])
         if not found:
             raise UnknownInteraction(id_)
@@ -86,10 +80,7 @@ class Interactions:
         return token
 
     def _of(self, tenant: str | None) -> str:
-        if tenant is None:
-            return self._tenant
-        check_tenant(tenant)
-        return tenant
+        return self._tenant if tenant is None else check_tenant(tenant)
 
 
 def _check_filter(field: str, given: object) -> str | None:

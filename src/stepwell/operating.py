@@ -82,16 +82,16 @@ class Operating:
         if instance.status is Status.DONE:
             raise InvalidInput("target", f"instance {instance.id} is done; restart it at a step instead")
         try:
-            retried_ = await operators.retry(
+            again = await operators.retry(
                 self._database, instance.id, reason=_words("reason", reason), by=_words("by", by)
             )
         except Conflict:
             raise await self._duplicate(instance) from None
-        if retried_ is None:
+        if again is None:
             return False
-        if retried_.queue is not None:
-            self._notifier.announce_work(retried_.queue)
-        for transport in retried_.transports:
+        if again.queue is not None:
+            self._notifier.announce_work(again.queue)
+        for transport in again.transports:
             self._notifier.announce_dispatch(transport)
         self._notifier.announce_due()  # what awaits again may have a deadline
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,8 +13,16 @@ from tests.conftest import MakeHarness
 from tests.support.crash_app import CREATE_EFFECTS, MACHINES
 from tests.support.processes import WorkerProcess, worker_processes
 from tests.support.race import Plain, Race
+from tests.support.shared_database import shared_database
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
+
+
+@pytest.fixture(scope="session")
+def shared_url() -> Iterator[str]:
+    """A database for many tests, each of which empties it."""
+    with shared_database() as url:
+        yield url
 
 
 @pytest.fixture

@@ -46,6 +46,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: bool = False  # the row stays the claim's, if nothing has come for it: its next step runs at once
 
     @property
+    def patience(self) -> timedelta | None:
+        """From the park to the end of its time, if that has one."""
+        return self.timeout if self.asks is None else self.asks.common.timeout
+
+    @property
     def length(self) -> int:
         """Characters of what is wide in it."""
         asked = 0 if self.asks is None or self.asks.question is None else len(self.asks.question.request)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
+from uuid import uuid4
 
 import msgspec
 
@@ -90,16 +90,7 @@ def question(request: Any, common: Common, max_payload: int, field: str = "reque
                              "ask about each with Ask.each")
     text = encode_value(request, field)
     check_size(text, field, max_payload)
-    return Question(new_id(), text, _key(text, common.idempotency) if common.idempotency else "")
-
-
-def new_id() -> str:
-    """A new public id; from the system's secret source, since who knows it may answer."""
-    raw = bytearray(secrets.token_bytes(16))
-    raw[6] = raw[6] & 0x0F | 0x40
-    raw[8] = raw[8] & 0x3F | 0x80
-    text = raw.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return Question(str(uuid4()), text, _key(text, common.idempotency) if common.idempotency else "")
 
 
 def _key(text: str, fields: Sequence[str]) -> str:

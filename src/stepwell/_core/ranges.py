@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from stepwell.config import MAX_NAME, check_name
 from stepwell.errors import InvalidInput
@@ -88,3 +89,10 @@ def check_text(field: str, text: str) -> str:
         except UnicodeEncodeError:
             raise InvalidInput(field, "has a lone surrogate, which is no text") from None
     return text
+
+
+def check_uuid(field: str, text: object) -> str:
+    try:
+        return str(UUID(text))  # type: ignore[arg-type]  # whatever it is, it is refused with its name
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(field, f"expected a UUID, got {text!r:.100}") from None

@@ -32,10 +32,8 @@ class Announcer:
                 wakes[row.queue] += 1
             elif row.hold is Hold.DUE:
                 self._expect_due(commit.delay.total_seconds() - flushed.took)
-            elif commit.timeout is not None:
-                self._expect_due(commit.timeout.total_seconds() - flushed.took)
-            elif commit.asks is not None and commit.asks.common.timeout is not None:
-                self._expect_due(commit.asks.common.timeout.total_seconds() - flushed.took)
+            elif commit.patience is not None:
+                self._expect_due(commit.patience.total_seconds() - flushed.took)
             if row.watched and row.status.is_settled:
                 self._notifier.announce_settled(row.id)
         for queue, count in wakes.items():
@@ -46,13 +44,10 @@ class Announcer:
 
     def landed(self, commit: Commit) -> None:
         """Say what the lost answer to a commit would have told."""
-        if commit.delay or commit.timeout:
-            self._expect_due((commit.timeout or commit.delay).total_seconds())
-        if commit.asks is not None:
-            if commit.asks.common.timeout is not None:
-                self._expect_due(commit.asks.common.timeout.total_seconds())
-            if commit.asks.common.sends:
-                self._notifier.announce_dispatch(commit.asks.common.transport)
+        if commit.delay or commit.patience:
+            self._expect_due((commit.patience or commit.delay).total_seconds())
+        if commit.asks is not None and commit.asks.common.sends:
+            self._notifier.announce_dispatch(commit.asks.common.transport)
         for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
             self._notifier.announce_work(queue)
         if commit.status.is_settled:

@@ -45,7 +45,6 @@ class Asking:
         every: timedelta,
         expect_due: Callable[[float], None],
     ) -> None:
-        self.settled = world.settled
         self._lease = lease
         self._opened = world.transports
         dispatch = partial(

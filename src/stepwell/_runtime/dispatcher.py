@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +16,7 @@ from stepwell import _probes
 from stepwell._core.codec import encode_value
 from stepwell._core.faults import StoreFault
 from stepwell._core.interactions import Dispatch, epoch_ms
-from stepwell._core.tokens import TokenFacts, TokenKeys
+from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
 from stepwell._runtime.lease import Lease
 from stepwell._service import Service
 from stepwell._store import interactions
@@ -261,11 +260,6 @@ def facts_of(dispatch: Dispatch) -> TokenFacts:
         dispatch.tenant, dispatch.interaction_id, dispatch.correlation_id, dispatch.instance_id, dispatch.step,
         epoch_ms(dispatch.deadline),
     )  # fmt: skip
-
-
-def seal_of(token: str) -> str:
-    """The hash of a token by which SQL knows it."""
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _is_told_to_stop(error: BaseException) -> bool:

@@ -302,7 +302,9 @@ class Executor:
         try:
             step = run.step
             outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
-            return await self._decided(run, outcome, ctx)
+            if isinstance(outcome, AskEach):
+                return await self._filled(run, outcome, ctx)
+            return run.commit(outcome, ctx)
         except BaseException as error:
             if hand.abandoned:
                 raise
@@ -311,20 +313,17 @@ class Executor:
             commit = await self._handled(hand, run, error, was_filling=was_filling)
             return replace(commit, has_filled=True) if was_filling else commit
 
-    async def _decided(
-        self, run: Run, outcome: object, ctx: Context[Any], error: BaseException | None = None,
+    async def _filled(
+        self, run: Run, outcome: AskEach, ctx: Context[Any], error: BaseException | None = None,
         *, was_filling: bool = False,
     ) -> Commit:  # fmt: skip
-        """The commit of an outcome; what an Ask.each asks is asked before it."""
-        if not isinstance(outcome, AskEach):
-            return run.commit(outcome, ctx, error)
+        """The commit of an Ask.each, once everything is asked."""
         if was_filling:  # it would go on with the questions of the one that failed
             raise InvalidOutcome("outcome", "handle can not Ask.each where an Ask.each of the step has failed; go on "
                                  "at a step that asks")
         filled = await self._filler.fill(run, outcome)
-        if isinstance(filled, AwaitTimeout):
-            return replace(run.failure(filled), has_filled=True)
-        return replace(run.commit(filled, ctx, error, is_filled=True), has_filled=True)
+        commit = run.failure(filled) if isinstance(filled, AwaitTimeout) else run.commit(filled, ctx, error)
+        return replace(commit, has_filled=True)
 
     async def _transact(self, hand: Hand, run: Run) -> Commit | None:
         """Run the step with its outcome in one transaction; None if that has ended it, else what `handle` wants."""
@@ -346,7 +345,9 @@ class Executor:
         try:
             how = definition.handle_is_async
             outcome = await self._caller.call(run.claim, run.step, definition.handle, how, error, ctx)
-            return await self._decided(run, outcome, ctx, error, was_filling=was_filling)
+            if not isinstance(outcome, AskEach):
+                return run.commit(outcome, ctx, error)
+            return await self._filled(run, outcome, ctx, error, was_filling=was_filling)
         except BaseException as second:
             if hand.abandoned:
                 raise

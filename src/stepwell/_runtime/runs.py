@@ -16,9 +16,8 @@ from stepwell._core.replies import find_type
 from stepwell._core.transition import failed, transition
 from stepwell._store.units import StoredUnit
 from stepwell.context import Context
-from stepwell.errors import AwaitTimeout, InvalidInput, InvalidOutcome, InvalidPayload, InvalidState, StepwellError
+from stepwell.errors import AwaitTimeout, InvalidInput, InvalidPayload, InvalidState, StepwellError
 from stepwell.machine import Step, step_name
-from stepwell.outcomes import AskEach
 
 
 class Unfit(StepwellError):
@@ -88,13 +87,8 @@ class Run(msgspec.Struct, frozen=True):
             _connection=connection, _in_handle=in_handle,
         )  # fmt: skip
 
-    def commit(
-        self, outcome: object, ctx: Context[Any], error: BaseException | None = None, *, is_filled: bool = False
-    ) -> Commit:
-        """The commit of an outcome; `error` is what `handle` saw, `is_filled`: what an Ask.each asks was asked."""
-        if isinstance(outcome, AskEach) and not is_filled:
-            raise InvalidOutcome("outcome", "a transactional step can not Ask.each, which has transactions of its own; "
-                                 "go on at a plain step that asks")
+    def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
+        """The commit of an outcome; `error` is what `handle` saw. What an Ask.each asks was asked before."""
         commit = transition(
             outcome, claim=self.claim, definition=self.definition, state=ctx.state, mark=self.mark,
             max_payload=self.surroundings.max_payload, error=error,

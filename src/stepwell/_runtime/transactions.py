@@ -25,8 +25,9 @@ from stepwell._store import instances, transactions
 from stepwell._store.database import Database, Queryable
 from stepwell._store.flushes import Flushed
 from stepwell._store.transactions import Pool, Transaction
-from stepwell.errors import RefusedByDatabase, StepTimeout, TransactionBroken
+from stepwell.errors import InvalidOutcome, RefusedByDatabase, StepTimeout, TransactionBroken
 from stepwell.machine import TRANSACTIONAL_TIMEOUT
+from stepwell.outcomes import AskEach
 
 log = logging.getLogger("stepwell")
 
@@ -115,6 +116,9 @@ class Transactor:
             await _probes.reach("transactions.begun", id=run.claim.id)
         ctx = run.context(transaction.handed)
         outcome = await run.step.function(run.definition.owner, ctx)
+        if isinstance(outcome, AskEach):
+            raise InvalidOutcome("outcome", "a transactional step can not Ask.each, which has transactions of its own; "
+                                 "go on at a plain step that asks")
         commit = run.commit(outcome, ctx)
         if _probes.hooks:
             await _probes.reach("transactions.returned", id=run.claim.id)

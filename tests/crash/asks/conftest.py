@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.asks.machines import Batch, Expense
 from tests.support.asked import Asked, Asker
-from tests.support.shared_database import SharedHarness, shared_database
+from tests.support.shared_database import SharedHarness
 from tests.support.transports import Recording
-
-
-@pytest.fixture(scope="session")
-def shared_url() -> Iterator[str]:
-    with shared_database() as url:
-        yield url
 
 
 @pytest.fixture

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.support.contest import Contest, Plain
-from tests.support.shared_database import SharedHarness, shared_database
-
-
-@pytest.fixture(scope="session")
-def shared_url() -> Iterator[str]:
-    with shared_database() as url:
-        yield url
+from tests.support.shared_database import SharedHarness
 
 
 @pytest.fixture
