@@ -160,6 +160,7 @@ class AskEach(msgspec.Struct, frozen=True, kw_only=True):
     assignee: str | None = None
     group: str | None = None
     state: Any = UNSET
+    item_step: StepRef | None = None  # of pipelines: each answer goes on there by itself
 
 
 class Ask(msgspec.Struct, frozen=True):

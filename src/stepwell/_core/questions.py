@@ -34,6 +34,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     idempotency: tuple[str, ...]
     is_shared: bool
     window: int | None = None
+    item_step: str | None = None  # where single answers go on by themselves
 
 
 class Question(msgspec.Struct, frozen=True):

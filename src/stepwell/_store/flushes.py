@@ -66,6 +66,12 @@ async def write(session: Session, commits: Sequence[Commit]) -> Flushed:
     ends = [(row.joins, row.parent_round or 0) for row in flushed.committed if row.joins is not None]
     if ends:
         flushed.freed_queues += await children.join(session, ends)
+    if any(row.continues is not None for row in flushed.committed):
+        settled = await units.end_items(
+            session, [(row.continues, row.status is Status.DONE) for row in flushed.committed]
+        )
+        flushed.freed_queues += settled.queues
+        flushed.transports += settled.transports
     if held:  # locked last: nobody who wants a key may wait for what we wait for above (a spawn's keyed child)
         await keys.lock(session, held)
         flushed.freed_queues += await keys.free(session, held)

@@ -71,6 +71,7 @@ class Committed(msgspec.Struct, frozen=True):
     parent_round: int | None
     unit_id: int | None = None  # the await unit it points to
     abandons: bool = False  # it was filling a unit, and does not go on with that
+    continues: int | None = None  # the unit of whose items this was one, and has come to its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +290,12 @@ async def reap(db: Database, lost: Sequence[Carried], max_crashes: int) -> tuple
         rows = await session.fetch("instances/reap", ids, max_crashes)
         ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
         freed = await children.join(session, ends) if ends else []
+        freed += (await units.end_items(session, [(row["continues"], False) for row in rows])).queues
         freed += await keys.free(session, held) if held else []
         freed += await limits.free(session, limits.named(rows))
         if failed := [row["id"] for row in rows if row["status"] == Status.FAILED]:
             await units.close(session, failed)
-    return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _, _ in rows], freed
+    return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _, _, _ in rows], freed
 
 
 async def hold_foreign(db: Queryable, ids: Sequence[int]) -> dict[int, str | None]:

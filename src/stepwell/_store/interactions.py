@@ -104,15 +104,22 @@ async def _admit(
         for place, g in ready
     ]  # fmt: skip
     verdicts: list[Verdict | None] = [None] * len(given)
-    numbers, returned = Counter[int](), Counter[int]()
-    for place, verdict, problem, status, unit_id, was_out in await session.fetch(
+    numbers, returned, going = Counter[int](), Counter[int](), Counter[int]()
+    queues: set[str] = set()
+    for place, verdict, problem, status, unit_id, was_out, continues_in in await session.fetch(
         "interactions/admit", _ENCODER.encode(answers).decode()
     ):
         verdicts[place] = Verdict(verdict, problem, status)
         if verdict == "admitted":
             numbers[unit_id] += 1
             returned[unit_id] += was_out
-    return verdicts, await units.settle(session, [Resolved(u, n, returned[u]) for u, n in sorted(numbers.items())])
+            if continues_in is not None:
+                going[unit_id] += 1
+                queues.add(continues_in)
+    settled = await units.settle(
+        session, [Resolved(u, n, returned[u], continues=going[u]) for u, n in sorted(numbers.items())]
+    )
+    return verdicts, msgspec.structs.replace(settled, queues=[*settled.queues, *queues])
 
 
 async def expire(db: Database) -> tuple[int, int, Settled]:

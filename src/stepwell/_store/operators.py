@@ -46,6 +46,7 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
     await units.close(session, ids)
     ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
     queues = await children.join(session, ends) if ends else []
+    queues += (await units.end_items(session, [(row["continues"], False) for row in rows])).queues
     if held:  # locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key
         await keys.lock(session, held)
         queues += await keys.free(session, held)

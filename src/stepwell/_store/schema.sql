@@ -248,7 +248,7 @@ end
 $function$;
 
 CREATE OR REPLACE FUNCTION stepwell._interactions_admit(json)
- RETURNS TABLE("position" integer, verdict text, problem text, status text, unit_id bigint, was_out boolean)
+ RETURNS TABLE("position" integer, verdict text, problem text, status text, unit_id bigint, was_out boolean, continues_in text)
  LANGUAGE plpgsql
 AS $function$
 #variable_conflict use_column
@@ -259,15 +259,17 @@ return query
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
--- Index: the primary keys (|| '': no other). Locks: the questions that are answered.
--- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
---   question was out.
+--   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step, with
+--   the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
+-- Index: the primary keys (|| '': no other); queues_fair, once. Locks: the questions that are answered.
+-- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
+--   was out, and the queue in which the answer goes on by itself.
 with given as materialized (
   select g.position, g.id, coalesce(g.reply, 'null') as reply, g.actor, g.token, g.seal, g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
          position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
 ), judged as materialized (
-  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status,
+  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status, u.item_step,
          case
            when g.token is not null then
              case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
@@ -297,9 +299,33 @@ with given as materialized (
   from judged j
   where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
+  returning q.id, q.item, q.reply, q.unit_id, q.instance_id, j.item_step
+), continuing as materialized (
+  select a.id as question, a.item, a.reply, a.unit_id, a.item_step, p.id as parent_id, p.tenant, p.machine, p.version,
+         p.queue, p.priority, nextval('stepwell.instances_id_seq') as id
+  from admitted a
+  join stepwell.instances p on p.id = any (array[a.instance_id])
+  where a.item_step is not null
+), started as (
+  insert into stepwell.instances
+    (id, machine, version, step, queue, priority, due_at, tenant, parent_id, child_index, continues_unit_id, created_at,
+     updated_at, share)
+  overriding system value
+  select c.id, c.machine, c.version, c.item_step, c.queue, c.priority, stepwell.now(), c.tenant, c.parent_id, c.item,
+         c.unit_id, stepwell.now(), stepwell.now(),
+         case when c.queue = any (array(select f.name from stepwell.queues f where f.fair_by is not null))
+              then hashtextextended(c.tenant, 0) end
+  from continuing c
+), stored as (
+  insert into stepwell.instance_data (id, state)
+  select c.id, jsonb_build_object('item', c.item, 'value', c.reply)
+  from continuing c
+), queues as materialized (
+  select jsonb_object_agg(c.question, c.queue) as by_question from continuing c
 )
 select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
-       j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out
+       j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out,
+       (select q.by_question from queues q) ->> j.id::text as continues_in
 from judged j
 order by j.position;
 end
@@ -487,7 +513,7 @@ end
 $function$;
 
 CREATE OR REPLACE FUNCTION stepwell._operators_cancel(bigint[], text, text)
- RETURNS TABLE(id bigint, fence bigint, watched boolean, was_executing boolean, joins bigint, parent_round integer, concurrency_limit text)
+ RETURNS TABLE(id bigint, fence bigint, watched boolean, was_executing boolean, joins bigint, parent_round integer, continues bigint, concurrency_limit text)
  LANGUAGE plpgsql
 AS $function$
 #variable_conflict use_column
@@ -512,7 +538,8 @@ with live as materialized (
   from live l
   where i.id = l.id
   returning i.id, i.fence, i.watched, l.was, l.deadline, l.was = 'executing' as was_executing,
-            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round,
+            case when i.joined and not l.was_joined and i.continues_unit_id is null then i.parent_id end as joins,
+            i.parent_round, case when i.joined and not l.was_joined then i.continues_unit_id end as continues,
             i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
@@ -521,7 +548,7 @@ with live as materialized (
   from cancelled c
   where d.id = c.id
 )
-select id, fence, watched, was_executing, joins, parent_round, concurrency_limit
+select id, fence, watched, was_executing, joins, parent_round, continues, concurrency_limit
 from cancelled;
 end
 $function$;
@@ -975,7 +1002,7 @@ select c.id from closed c;
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._units_settle(bigint[], integer[], integer[], text[], boolean[])
+CREATE OR REPLACE FUNCTION stepwell._units_settle(bigint[], integer[], integer[], text[], boolean[], integer[], integer[])
  RETURNS TABLE(queues text[], transports text[], next_deadline double precision)
  LANGUAGE plpgsql
 AS $function$
@@ -986,7 +1013,8 @@ return query
 -- items of a window out, and instances go on that waited for a unit.
 -- Run in a transaction that has locked the instances before its last statement: nobody else changes these units.
 -- $2: questions that were answered, timed out or failed for good; $3: those of them that were out; $4: what ends a unit
---   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked.
+--   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked; $6, $7:
+--   answers that go on by themselves from now on, and such that have come to their end.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
 --   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
 -- Index: the primary keys (|| '': no other), interactions_queued, interactions_item.
@@ -997,16 +1025,17 @@ with given as materialized (
   select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
          least(u."window" - (u.in_flight - g.returned),
                u.opened - u.resolved - g.resolved - (u.in_flight - g.returned)) as room,
-         g.resolved,
+         g.resolved, u.continuing + g.continues - g.continued as continuing,
          case
            when u.status <> 'waiting' then u.status
            when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
-           when g.ended = 'failed' and u."window" is null then 'failed'
-           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened then 'completed'
+           when g.ended = 'failed' and (u."window" is null or g.continued > 0) then 'failed'
+           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened
+             and u.continuing + g.continues - g.continued = 0 then 'completed'
            else 'waiting'
          end as status
-  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[])
-       as g(unit_id, resolved, returned, ended, is_filled)
+  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[], $6::integer[], $7::integer[])
+       as g(unit_id, resolved, returned, ended, is_filled, continues, continued)
   join stepwell.await_units u on u.id = any (array[g.unit_id])
   where u.status || '' = 'waiting' or g.is_filled
   order by g.unit_id
@@ -1015,6 +1044,7 @@ with given as materialized (
   set resolved = u.resolved + g.resolved,
       in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
       is_filled = u.is_filled or g.is_filled,
+      continuing = g.continuing,
       status = g.status,
       finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.now()) end
   from given g
@@ -1124,7 +1154,7 @@ begin
       coalesce(complete.interaction, complete.correlation, (facts ->> 1)::uuid)));
   end if;
   perform stepwell._operators_lock(array[asked.instance_id]);
-  select a.verdict, a.problem, a.status, a.unit_id, a.was_out into judged
+  select a.verdict, a.problem, a.status, a.unit_id, a.was_out, a.continues_in into judged
   from stepwell._interactions_admit(json_build_array(json_build_object(
     'position', 0, 'id', asked.id, 'reply', given, 'actor', complete.actor, 'seal', seal, 'is_checked', false))) a;
 
@@ -1141,9 +1171,11 @@ begin
     else
       select s.queues, s.transports, s.next_deadline into settled
       from stepwell._units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
-                                  array[false]) s;
+                                  array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
       if complete.notify is not false then
-        perform pg_notify('stepwell_work', q.queue) from unnest(settled.queues) q(queue);
+        perform pg_notify('stepwell_work', q.queue)
+        from unnest(settled.queues || judged.continues_in) q(queue)
+        where q.queue is not null;
         perform pg_notify('stepwell_dispatch', t.transport) from unnest(settled.transports) t(transport);
         if settled.next_deadline is not null then
           perform pg_notify('stepwell_due', '');
@@ -1426,6 +1458,10 @@ begin
     rounds := '{}';
     for ended in select * from stepwell._operators_cancel(ids, error, note) loop
       is_cancelled := is_cancelled or ended.id = root;
+      if ended.continues is not null then
+        perform stepwell._units_settle(array[ended.continues], array[0], array[0], array['failed'], array[false], array[0],
+                                       array[1]);
+      end if;
       if ended.joins is not null then
         joined_parents := joined_parents || ended.joins;
         rounds := rounds || ended.parent_round;
@@ -1476,7 +1512,10 @@ create table stepwell.await_units (
   reply_type      text collate "C" not null,
   on_timeout      text collate "C" not null,
   status          text collate "C" default 'waiting'::text not null,
+  item_step       text collate "C",
+  continuing      integer default 0 not null,
   constraint await_units_pkey PRIMARY KEY (id),
+  constraint continuing_not_negative CHECK (continuing >= 0),
   constraint no_more_than_opened CHECK (in_flight >= 0 AND resolved >= 0 AND (in_flight + resolved) <= opened),
   constraint no_more_than_window CHECK (in_flight <= "window"),
   constraint on_timeout_known CHECK (on_timeout = ANY (ARRAY['wake'::text, 'fail'::text])),
@@ -1556,6 +1595,7 @@ END) stored,
   own_limit          text collate "C",
   share              bigint,
   filling_unit_id    bigint,
+  continues_unit_id  bigint,
   constraint instances_pkey PRIMARY KEY (id),
   constraint awaiting_signal_has_names CHECK (status <> 'awaiting_signal'::text OR awaits IS NOT NULL),
   constraint children_not_negative CHECK (children_pending >= 0),
@@ -1754,4 +1794,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (9);
+insert into stepwell.meta (version) values (10);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -27,6 +28,8 @@ class Resolved(msgspec.Struct, frozen=True):
     returned: int
     ended: Literal["timed_out", "failed"] | None = None
     is_filled: bool = False  # its last question has been asked
+    continues: int = 0  # answers that go on by themselves from now on
+    continued: int = 0  # such that have come to their end
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -96,6 +99,7 @@ async def append(
     head = _common(claim.id, unit_id, common) | {
         "first": first,
         "window": common.window,
+        "item_step": common.item_step,
         "type_name": common.type.name,
         "reference": msgspec.Raw(common.type.reference.encode()),
         "schema": None if common.type.schema is None else msgspec.Raw(common.type.schema.encode()),
@@ -118,8 +122,30 @@ async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:
         [r.returned for r in resolved],
         [r.ended for r in resolved],
         [r.is_filled for r in resolved],
+        [r.continues for r in resolved],
+        [r.continued for r in resolved],
     )
     return Settled(queues, transports, next_deadline)
+
+
+async def end_items(db: Queryable, ended: Iterable[tuple[int | None, bool]]) -> Settled:
+    """Count answers that have come to their end, each with its unit and whether it is done; None counts nowhere."""
+    numbers, failed = Counter[int](), set[int]()
+    for unit_id, is_done in ended:
+        if unit_id is not None:
+            numbers[unit_id] += 1
+            if not is_done:
+                failed.add(unit_id)
+    return await settle(
+        db,
+        [Resolved(u, 0, 0, "failed" if u in failed else None, continued=n) for u, n in sorted(numbers.items())],
+    )
+
+
+async def outputs(db: Queryable, instance_id: int, unit_id: int, after: int, limit: int) -> list[tuple[int, str]]:
+    """What answers that went on by themselves have come to, in item order."""
+    rows = await db.fetch("units/outputs", instance_id, unit_id, after, limit)
+    return [(row["item"], row["result"]) for row in rows]
 
 
 async def close(db: Queryable, instance_ids: Sequence[int]) -> None:

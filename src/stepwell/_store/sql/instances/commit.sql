@@ -14,8 +14,8 @@
 -- Locks: the rows, no key update, skip locked: what a foreign transaction holds leaves the batch (it is missing in
 --   the answer, and the flusher tries it again), so that no flush waits for a transaction that is not the engine's.
 -- Returns: the committed rows: the queue to wake, whether a client waits, whether there may be an inbox to look at,
---   the round of a spawn, the parent whose join this end counts at (once: `joined` stays), the unit of an ask, and
---   whether a unit is abandoned.
+--   the round of a spawn, the parent whose join this end counts at (once: `joined` stays), or the unit of whose items
+--   it was one, the unit of an ask, and whether a unit is abandoned.
 with mine as materialized (
   select o.*, i.joined as was_joined, o.status = 'executing' and not i.has_inbox as goes_on,
          i.filling_unit_id is not null and o.asks is distinct from 'each'
@@ -79,7 +79,8 @@ with mine as materialized (
   from mine m
   where i.id = any (array[m.id])
   returning i.id, i.status, i.queue, i.hold, i.watched, i.has_inbox, i.round,
-            case when i.joined and not m.was_joined then i.parent_id end as joins, i.parent_round,
+            case when i.joined and not m.was_joined and i.continues_unit_id is null then i.parent_id end as joins,
+            i.parent_round, case when i.joined and not m.was_joined then i.continues_unit_id end as continues,
             i.await_unit_id, m.abandons, m.stores, m.state, m.result, m.error
 ), stored as (
   update stepwell.instance_data d
@@ -87,5 +88,6 @@ with mine as materialized (
   from committed c
   where d.id = any (array[c.id]) and c.stores
 )
-select id, status, queue, hold, watched, has_inbox, round, joins, parent_round, await_unit_id, abandons
+select id, status, queue, hold, watched, has_inbox, round, joins, parent_round, await_unit_id, abandons,
+       continues
 from committed

@@ -42,7 +42,8 @@ with dead as materialized (
             case when i.status = 'failed'
                  then format('step %L ended its worker %s times in a row (max_crashes)', i.step, i.crashes)
             end as failure,
-            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round, i.concurrency_limit
+            case when i.joined and not l.was_joined and i.continues_unit_id is null then i.parent_id end as joins,
+            i.parent_round, case when i.joined and not l.was_joined then i.continues_unit_id end as continues, i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
   set error = jsonb_build_object('type', 'CrashLoop', 'message', r.failure, 'traceback', null)
@@ -50,5 +51,5 @@ with dead as materialized (
   where d.id = any (array[r.id]) and r.status = 'failed'
 )
 select id, status, queue, watched, begun, machine, version, step, tenant, key, attempt, worker_id, parent_id, failure,
-       joins, parent_round, concurrency_limit
+       joins, parent_round, continues, concurrency_limit
 from reaped

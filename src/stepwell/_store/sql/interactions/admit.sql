@@ -3,15 +3,17 @@
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
--- Index: the primary keys (|| '': no other). Locks: the questions that are answered.
--- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, and whether the
---   question was out.
+--   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step, with
+--   the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
+-- Index: the primary keys (|| '': no other); queues_fair, once. Locks: the questions that are answered.
+-- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
+--   was out, and the queue in which the answer goes on by itself.
 with given as materialized (
   select g.position, g.id, coalesce(g.reply, 'null') as reply, g.actor, g.token, g.seal, g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
          position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
 ), judged as materialized (
-  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status,
+  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status, u.item_step,
          case
            when g.token is not null then
              case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
@@ -41,8 +43,32 @@ with given as materialized (
   from judged j
   where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
+  returning q.id, q.item, q.reply, q.unit_id, q.instance_id, j.item_step
+), continuing as materialized (
+  select a.id as question, a.item, a.reply, a.unit_id, a.item_step, p.id as parent_id, p.tenant, p.machine, p.version,
+         p.queue, p.priority, nextval('stepwell.instances_id_seq') as id
+  from admitted a
+  join stepwell.instances p on p.id = any (array[a.instance_id])
+  where a.item_step is not null
+), started as (
+  insert into stepwell.instances
+    (id, machine, version, step, queue, priority, due_at, tenant, parent_id, child_index, continues_unit_id, created_at,
+     updated_at, share)
+  overriding system value
+  select c.id, c.machine, c.version, c.item_step, c.queue, c.priority, stepwell.now(), c.tenant, c.parent_id, c.item,
+         c.unit_id, stepwell.now(), stepwell.now(),
+         case when c.queue = any (array(select f.name from stepwell.queues f where f.fair_by is not null))
+              then hashtextextended(c.tenant, 0) end
+  from continuing c
+), stored as (
+  insert into stepwell.instance_data (id, state)
+  select c.id, jsonb_build_object('item', c.item, 'value', c.reply)
+  from continuing c
+), queues as materialized (
+  select jsonb_object_agg(c.question, c.queue) as by_question from continuing c
 )
 select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
-       j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out
+       j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out,
+       (select q.by_question from queues q) ->> j.id::text as continues_in
 from judged j
 order by j.position

@@ -17,7 +17,8 @@ with live as materialized (
   from live l
   where i.id = l.id
   returning i.id, i.fence, i.watched, l.was, l.deadline, l.was = 'executing' as was_executing,
-            case when i.joined and not l.was_joined then i.parent_id end as joins, i.parent_round,
+            case when i.joined and not l.was_joined and i.continues_unit_id is null then i.parent_id end as joins,
+            i.parent_round, case when i.joined and not l.was_joined then i.continues_unit_id end as continues,
             i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
@@ -26,5 +27,5 @@ with live as materialized (
   from cancelled c
   where d.id = c.id
 )
-select id, fence, watched, was_executing, joins, parent_round, concurrency_limit
+select id, fence, watched, was_executing, joins, parent_round, continues, concurrency_limit
 from cancelled

@@ -15,7 +15,7 @@ with unit as materialized (
   from json_to_record($1::json) as a(
          unit_id bigint, instance_id bigint, first integer, step text, transport text, sends boolean, reply_type text,
          timeout interval, on_timeout text, requires_token boolean, assignee text, group_name text, is_shared boolean,
-         "window" integer, type_name text, reference jsonb, schema jsonb)
+         "window" integer, item_step text, type_name text, reference jsonb, schema jsonb)
   join stepwell.instances i on i.id = any (array[a.instance_id])
   left join stepwell.await_units u on u.id = any (array[a.unit_id])
 ), introduced as (
@@ -26,10 +26,10 @@ with unit as materialized (
 ), opened as (
   insert into stepwell.await_units as u
     (id, instance_id, visit, tenant, machine, version, step, transport, is_sent, reply_type, timeout, on_timeout,
-     requires_token, "window", opened, in_flight, created_at)
+     requires_token, "window", item_step, opened, in_flight, created_at)
   overriding system value
   select n.unit_id, n.instance_id, n.visit, n.tenant, n.machine, n.version, n.step, n.transport, n.sends,
-         n.reply_type, n.timeout, n.on_timeout, n.requires_token, n."window", n.number, least(n.number, n.space),
+         n.reply_type, n.timeout, n.on_timeout, n.requires_token, n."window", n.item_step, n.number, least(n.number, n.space),
          stepwell.now()
   from unit n
   where n.is_open

@@ -2,7 +2,8 @@
 -- items of a window out, and instances go on that waited for a unit.
 -- Run in a transaction that has locked the instances before its last statement: nobody else changes these units.
 -- $2: questions that were answered, timed out or failed for good; $3: those of them that were out; $4: what ends a unit
---   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked.
+--   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked; $6, $7:
+--   answers that go on by themselves from now on, and such that have come to their end.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
 --   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
 -- Index: the primary keys (|| '': no other), interactions_queued, interactions_item.
@@ -13,16 +14,17 @@ with given as materialized (
   select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
          least(u."window" - (u.in_flight - g.returned),
                u.opened - u.resolved - g.resolved - (u.in_flight - g.returned)) as room,
-         g.resolved,
+         g.resolved, u.continuing + g.continues - g.continued as continuing,
          case
            when u.status <> 'waiting' then u.status
            when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
-           when g.ended = 'failed' and u."window" is null then 'failed'
-           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened then 'completed'
+           when g.ended = 'failed' and (u."window" is null or g.continued > 0) then 'failed'
+           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened
+             and u.continuing + g.continues - g.continued = 0 then 'completed'
            else 'waiting'
          end as status
-  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[])
-       as g(unit_id, resolved, returned, ended, is_filled)
+  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[], $6::integer[], $7::integer[])
+       as g(unit_id, resolved, returned, ended, is_filled, continues, continued)
   join stepwell.await_units u on u.id = any (array[g.unit_id])
   where u.status || '' = 'waiting' or g.is_filled
   order by g.unit_id
@@ -31,6 +33,7 @@ with given as materialized (
   set resolved = u.resolved + g.resolved,
       in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
       is_filled = u.is_filled or g.is_filled,
+      continuing = g.continuing,
       status = g.status,
       finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.now()) end
   from given g
