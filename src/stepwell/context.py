@@ -31,6 +31,7 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True, eq=False):
     replies: tuple[Any, ...] = ()
     _connection: Any = None
     _in_handle: bool = False
+    _outputs: Any = None
 
     @property
     def reply(self) -> Any:

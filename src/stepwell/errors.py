@@ -41,6 +41,7 @@
     │   └── InvalidReply               the reply is not of the type that was asked for; the question stays open
     ├── AwaitTimeout (TimeoutError)    a question was not answered in time, and was to fail its instance then
     ├── SendFailed                     raised by a transport: this sending failed, and is tried again
+    ├── ItemFailed                     an answer that went on by itself has failed, and with it its pipeline
     ├── Undeliverable                  raised by a transport: this question can never be sent
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
@@ -334,6 +335,13 @@ class SendFailed(StepwellError):
     def __init__(self, problem: str, retry_after: timedelta | None = None) -> None:
         super().__init__(problem)
         self.retry_after = retry_after
+
+
+class ItemFailed(StepwellError):
+    def __init__(self, machine: str, step: str, instance_id: int) -> None:
+        super().__init__(f"an item that step {step!r} of {machine} asked about has failed; see `stepwell tree "
+                         f"{instance_id}`")
+        self.id = instance_id
 
 
 class Undeliverable(StepwellError):

@@ -245,8 +245,8 @@ class Executor:
             self._leave_slot(hand)
             await self._submit(hand, unfit(claim, str(reason)))
             return None
-        if run.timed_out is not None:
-            commit = run.failure(run.timed_out)
+        if run.ended is not None:
+            commit = run.failure(run.ended)
         elif run.obstacle is not None:  # there is no state, or no reply, to run the step with
             commit = await self._handled(hand, run, run.obstacle)
         elif run.step.transactional:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -16,7 +17,14 @@ from stepwell._core.replies import find_type
 from stepwell._core.transition import failed, transition
 from stepwell._store.units import StoredUnit
 from stepwell.context import Context
-from stepwell.errors import AwaitTimeout, InvalidInput, InvalidPayload, InvalidState, StepwellError
+from stepwell.errors import (
+    AwaitTimeout,
+    InvalidInput,
+    InvalidPayload,
+    InvalidState,
+    ItemFailed,
+    StepwellError,
+)
 from stepwell.machine import Step, step_name
 
 
@@ -35,12 +43,17 @@ class Read(msgspec.Struct, frozen=True):
     unreadable: InvalidPayload | None = None  # a signal, or a child's state or result, that is no JSON for Python
 
 
+ReadOutputs = Callable[[int, int, int, int], Awaitable[list[tuple[int, str]]]]
+"""What answers that went on by themselves have come to: of an instance and its unit, after an item, so many."""
+
+
 class Surroundings(msgspec.Struct, frozen=True):
     """What all runs of a worker share."""
 
     registry: Registry
     max_payload: int
     resources: Any
+    read_outputs: ReadOutputs | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -61,7 +74,7 @@ class Run(msgspec.Struct, frozen=True):
     misfit: InvalidInput | None = None  # why a state that came in by SQL is none; `handle` sees it as it came
     replies: tuple[Reply, ...] = ()
     wrong_reply: InvalidInput | None = None  # why a reply that came in by SQL is none of its type
-    timed_out: AwaitTimeout | None = None  # its time is over, and the instance was to fail then
+    ended: AwaitTimeout | ItemFailed | None = None  # what it asked has ended so that the instance is to fail
 
     @property
     def obstacle(self) -> InvalidInput | None:
@@ -84,8 +97,13 @@ class Run(msgspec.Struct, frozen=True):
             step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
             state=state, resources=self.surroundings.resources,
             inbox=self.inbox, awaited=self.awaited, children=self.children, replies=self.replies,
-            _connection=connection, _in_handle=in_handle,
+            _connection=connection, _in_handle=in_handle, _outputs=self._outputs,
         )  # fmt: skip
+
+    async def _outputs(self, after: int, limit: int) -> list[tuple[int, str]]:
+        """What the answers to its questions have come to, some after an item."""
+        read, unit_id = self.surroundings.read_outputs, self.claim.unit_id
+        return [] if read is None or unit_id is None else await read(self.claim.id, unit_id, after, limit)
 
     def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
         """The commit of an outcome; `error` is what `handle` saw. What an Ask.each asks was asked before."""
@@ -143,7 +161,11 @@ def _answered(run: Run, unit: StoredUnit) -> Run:
     """The run with the replies of the unit that it goes on by, as its type reads them."""
     if unit.status == "timed_out" and unit.on_timeout == "fail":
         late = next((reply.id for reply in unit.replies if reply.status is InteractionStatus.TIMED_OUT), "")
-        return replace(run, timed_out=AwaitTimeout(run.definition.name, unit.step, late))
+        return replace(run, ended=AwaitTimeout(run.definition.name, unit.step, late))
+    if unit.status == "failed" and not unit.is_one:
+        return replace(run, ended=ItemFailed(run.definition.name, unit.step, run.claim.id))
+    if unit.is_streamed:
+        return run
     kind = find_type(unit.reference, type(run.definition.owner).__module__)
     if kind is None:
         raise Unfit(f"the type of its replies, {unit.reference}, is not in this process; import it beside the machine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from stepwell._runtime.sharer import Sharer
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
-from stepwell._store import instances, limits, machines, notices, queues, transactions
+from stepwell._store import instances, limits, machines, notices, queues, transactions, units
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
 from stepwell.config import Settings
@@ -90,7 +91,9 @@ class Worker:
         self._executor = Executor(
             database=self._database, flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally,
             transactor=self._transactor,
-            surroundings=Surroundings(self._registry, settings.max_payload, resources), run_ahead=settings.run_ahead,
+            surroundings=Surroundings(
+                self._registry, settings.max_payload, resources, partial(units.outputs, self._database)
+            ), run_ahead=settings.run_ahead,
             caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
             on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip

@@ -62,6 +62,7 @@ class StoredUnit(msgspec.Struct, frozen=True):
     step: str  # that asked
     reference: str  # of the type of its replies
     replies: list[StoredReply]
+    is_streamed: bool = False  # its answers went on by themselves
 
 
 async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
@@ -163,14 +164,16 @@ async def load(db: Queryable, ids: Sequence[int]) -> dict[int, StoredUnit]:
     """Units by their ids, with their questions in item order."""
     units: dict[int, StoredUnit] = {}
     for (
-        unit_id, status, is_one, on_timeout, step, reference, id_, item, reply_status, reply, actor, finished_at, error
+        unit_id, status, is_one, on_timeout, step, reference, id_, item, reply_status, reply, actor, finished_at, error,
+        is_streamed,
     ) in await db.fetch("units/load", ids):  # fmt: skip
         unit = units.get(unit_id)
         if unit is None:
-            unit = units[unit_id] = StoredUnit(unit_id, status, is_one, on_timeout, step, reference, [])
-        unit.replies.append(
-            StoredReply(id_, item, InteractionStatus(reply_status), reply, actor, finished_at, error)
-        )
+            unit = units[unit_id] = StoredUnit(unit_id, status, is_one, on_timeout, step, reference, [], is_streamed)
+        if id_ is not None:
+            unit.replies.append(
+                StoredReply(id_, item, InteractionStatus(reply_status), reply, actor, finished_at, error)
+            )
     return units
 
 

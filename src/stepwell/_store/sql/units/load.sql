@@ -1,10 +1,12 @@
--- Read units with their questions, for the steps that go on by them.
--- Index: the primary keys, interactions_item. Locks: none. Returns: one row per question, in item order.
+-- Read units with their questions, for the steps that go on by them. Of one whose answers went on by themselves, no
+-- question is read: there may be very many, and outputs.sql gives what they have come to.
+-- Index: the primary keys, interactions_item. Locks: none. Returns: one row per question, in item order, or one per
+--   unit without any.
 select u.id as unit_id, u.status as unit_status, u."window" is null as is_one, u.on_timeout, u.step,
        t.reference::text as reference, q.id::text as id, q.item, q.status,
-       q.reply::text as reply, q.actor, q.finished_at, q.error
+       q.reply::text as reply, q.actor, q.finished_at, q.error, u.item_step is not null as is_streamed
 from stepwell.await_units u
 join stepwell.reply_types t on t.id = any (array[u.reply_type])
-join stepwell.interactions q on q.unit_id = any (array[u.id])
+left join stepwell.interactions q on q.unit_id = any (array[u.id]) and u.item_step is null
 where u.id = any ($1::bigint[])
 order by u.id, q.item

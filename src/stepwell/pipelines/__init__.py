@@ -1,0 +1,30 @@
+"""Pipelines: items stream through steps, and through questions to the world, durably from boundary to boundary."""
+
+from __future__ import annotations
+
+from stepwell.pipelines.declaring import (
+    Boundary,
+    Cardinality,
+    PipelineStep,
+    await_,
+    many_to_many,
+    many_to_one,
+    one_to_many,
+    one_to_one,
+)
+from stepwell.pipelines.pipeline import Pipeline
+from stepwell.pipelines.rejecting import Rejected, reject
+
+__all__ = [
+    "Boundary",
+    "Cardinality",
+    "Pipeline",
+    "PipelineStep",
+    "Rejected",
+    "await_",
+    "many_to_many",
+    "many_to_one",
+    "one_to_many",
+    "one_to_one",
+    "reject",
+]

@@ -1,0 +1,162 @@
+"""How a pipeline is written in Python: steps by their cardinality, and boundaries at which it asks the world."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from stepwell.config import check_name
+from stepwell.errors import DefinitionError
+from stepwell.outcomes import OnTimeout
+
+OnError: TypeAlias = Literal["fail", "reject"]
+RETRIES = 3
+MAX_ITEMS = 10_000
+_STREAMS = (AsyncIterator, AsyncIterable, Iterator, Iterable, list)
+
+
+class Cardinality(StrEnum):
+    """How many go in, how many come out."""
+
+    ONE_TO_ONE = "ONE_TO_ONE"
+    ONE_TO_MANY = "ONE_TO_MANY"
+    MANY_TO_ONE = "MANY_TO_ONE"
+    MANY_TO_MANY = "MANY_TO_MANY"
+
+    @property
+    def is_aggregate(self) -> bool:
+        """It takes the whole stream, so that items go no further alone."""
+        return self in (Cardinality.MANY_TO_ONE, Cardinality.MANY_TO_MANY)
+
+    @property
+    def gives_many(self) -> bool:
+        return self in (Cardinality.ONE_TO_MANY, Cardinality.MANY_TO_MANY)
+
+
+def exponential(attempt: int) -> timedelta:
+    """0.5 s, 1 s, 2 s… up to 30 s: the pause before the next try, after so many (from 1)."""
+    return min(timedelta(seconds=0.5) * (1 << min(attempt - 1, 10)), timedelta(seconds=30))
+
+
+class PipelineStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One ordinary step: a function over one item, or over the whole stream."""
+
+    name: str
+    function: Callable[..., Any]
+    cardinality: Cardinality
+    input: Any = Any  # of one item
+    output: Any = Any
+    retries: int = RETRIES
+    backoff: Callable[[int], timedelta] = exponential
+    on_error: OnError = "fail"
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the pipeline asks the world, and goes on by its answers."""
+
+    name: str
+    over: str  # the transport
+    output: Any
+    input: Any = Any
+    cardinality: Cardinality = Cardinality.ONE_TO_ONE
+    timeout: timedelta | None = None
+    on_timeout: OnTimeout = "fail"
+    idempotency: tuple[str, ...] = ()
+    shared: bool = False
+    token: bool = False
+    window: int = 200
+    assignee: str | None = None
+    group: str | None = None
+    max_items: int = MAX_ITEMS
+
+
+Part: TypeAlias = PipelineStep | Boundary
+
+
+def await_(
+    name: str,
+    *,
+    over: str,
+    output: Any,
+    input: Any = Any,  # noqa: A002 - as the step's own key is called
+    cardinality: Cardinality | str = Cardinality.ONE_TO_ONE,
+    timeout: timedelta | None = None,
+    on_timeout: OnTimeout = "fail",
+    idempotency: Sequence[str] = (),
+    shared: bool = False,
+    token: bool = False,
+    window: int = 200,
+    assignee: str | None = None,
+    group: str | None = None,
+    max_items: int = MAX_ITEMS,
+) -> Boundary:
+    """A boundary: ask over a transport, once or once per item, and go on by the answers."""
+    return Boundary(
+        name=name, over=over, output=output, input=input, cardinality=Cardinality(cardinality), timeout=timeout,
+        on_timeout=on_timeout, idempotency=tuple(idempotency), shared=shared, token=token, window=window,
+        assignee=assignee, group=group, max_items=max_items,
+    )  # fmt: skip
+
+
+def declare(
+    cardinality: Cardinality,
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    retries: int = RETRIES,
+    backoff: Callable[[int], timedelta] = exponential,
+    on_error: OnError = "fail",
+) -> Any:
+    """Make a step of a function; types come from its annotations."""
+    if function is None:
+        return partial(declare, cardinality, name=name, retries=retries, backoff=backoff, on_error=on_error)
+    called = name if name is not None else function.__name__
+    where = f"pipeline step {called!r}"
+    if problem := check_name(called, "name"):
+        raise DefinitionError(f"{where}: {problem}")
+    if cardinality.is_aggregate and not _is_async(function):
+        raise DefinitionError(f"{where}: a step over the whole stream is `async def`, and takes an async iterator")
+    if cardinality.gives_many and inspect.iscoroutinefunction(function):
+        raise DefinitionError(f"{where}: it gives many, so it yields them; write `yield` instead of `return`")
+    if on_error not in ("fail", "reject") or (on_error == "reject" and cardinality.is_aggregate):
+        raise DefinitionError(f"{where}: on_error is 'fail' or, over single items, 'reject', not {on_error!r}")
+    taken, given = _types(function, where)
+    return PipelineStep(
+        name=called, function=function, cardinality=cardinality, input=_item(taken, cardinality.is_aggregate),
+        output=_item(given, cardinality.gives_many), retries=retries, backoff=backoff, on_error=on_error,
+    )  # fmt: skip
+
+
+one_to_one = partial(declare, Cardinality.ONE_TO_ONE)
+one_to_many = partial(declare, Cardinality.ONE_TO_MANY)
+many_to_one = partial(declare, Cardinality.MANY_TO_ONE)
+many_to_many = partial(declare, Cardinality.MANY_TO_MANY)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _types(function: Callable[..., Any], where: str) -> tuple[Any, Any]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) != 1:
+        raise DefinitionError(f"{where}: takes one parameter, the item or the stream, not {len(parameters)}")
+    try:
+        hints = get_type_hints(function)
+    except NameError as error:
+        raise DefinitionError(f"{where}: {error}; its types must be defined where it is") from error
+    return hints.get(parameters[0].name, Any), hints.get("return", Any)
+
+
+def _item(hint: Any, is_many: bool) -> Any:
+    """The type of one item of a stream."""
+    if not is_many:
+        return hint
+    return get_args(hint)[0] if get_origin(hint) in _STREAMS and get_args(hint) else Any

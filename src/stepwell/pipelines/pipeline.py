@@ -1,0 +1,182 @@
+"""A pipeline, compiled to a machine: one durable step per segment, and one per part that single items run through."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import new_class
+from typing import Any
+
+import msgspec
+
+from stepwell._core.replies import ReplyType, reply_type
+from stepwell.context import Context
+from stepwell.errors import InvalidInput
+from stepwell.job import exponential
+from stepwell.machine import Machine, step
+from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
+from stepwell.pipelines.declaring import Boundary, Cardinality, Part
+from stepwell.pipelines.planning import Segment, plan
+from stepwell.pipelines.rejecting import Sink, log_rejected
+from stepwell.pipelines.streaming import Stream
+
+PAGE = 500  # outputs that are read at a time
+ITEM_ATTEMPTS = 3  # of what a single answer runs through
+
+
+class Pipeline:
+    """Steps and boundaries in their order: `Pipeline("payments", [read, await_("Ask bank", …), write])`.
+
+    `machine` is what an engine registers; `start(input)` gives an entry for `engine.start_many`, or use
+    `engine.start(pipeline.machine, pipeline.state(input), key=…)`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Part],
+        *,
+        version: int = 1,
+        queue: str = "default",
+        takes_many: bool = False,
+        rejected: Sink = log_rejected,
+        item_attempts: int = ITEM_ATTEMPTS,
+    ) -> None:
+        self.name = name
+        self.parts = tuple(parts)
+        self.segments = plan(name, self.parts, takes_many=takes_many)
+        self.takes_many = takes_many
+        self.rejected = rejected
+        self.item_attempts = item_attempts
+        self._input = reply_type(_input(self.parts))
+        self.machine = _compile(self, version, queue)
+
+    def state(self, input: Any) -> dict[str, Any]:  # noqa: A002 - what goes in
+        """The state of an instance that runs over this input; it is checked against the first step's type."""
+        given = list(input) if self.takes_many else [input]
+        texts = [self._input.encode(one) for one in given]
+        for text in texts:
+            self._input.decode(text)
+        values = [msgspec.json.decode(text) for text in texts]
+        return {"input": values if self.takes_many else values[0]}
+
+    def child(self, input: Any, **options: Any) -> Entry[Any]:  # noqa: A002 - as above
+        """One start, for `engine.start_many`; options as for `engine.start`."""
+        return self.machine.child(self.state(input), **options)
+
+    def read_input(self, state: dict[str, Any]) -> list[Any]:
+        """What goes into the first segment."""
+        given = state["input"] if self.takes_many else [state["input"]]
+        return [self._input.decode(msgspec.json.encode(one).decode()) for one in given]
+
+
+def _input(parts: Sequence[Part]) -> Any:
+    return parts[0].input
+
+
+def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
+    """The machine: `segment_0`, `item_0`, `segment_1`…; what an item runs through is tried again, segments too."""
+    namespace: dict[str, Any] = {"__module__": __name__, "__doc__": f"The pipeline {pipeline.name!r}."}
+    for segment in pipeline.segments:
+        namespace[f"segment_{segment.number}"] = _segment_step(pipeline, segment)
+        if segment.asks_each:
+            namespace[f"item_{segment.number}"] = _item_step(pipeline, segment)
+
+    async def handle(self: Machine, error: Exception, ctx: Context[Any]) -> Outcome:
+        hopeless = isinstance(error, InvalidInput)
+        if hopeless or ctx.attempt + 1 >= pipeline.item_attempts:
+            return Stop(error)
+        return Retry(exponential(ctx.attempt))
+
+    namespace["handle"] = handle
+    options = {"name": pipeline.name, "version": version, "queue": queue, "initial": "segment_0"}
+    return new_class("PipelineMachine", (Machine,), options, lambda body: body.update(namespace))
+
+
+def _segment_step(pipeline: Pipeline, segment: Segment) -> Callable[..., Awaitable[Outcome]]:
+    async def run(self: Machine, ctx: Context[Any]) -> Outcome:
+        stream = Stream(pipeline.name, ctx.id, pipeline.rejected)
+        items = stream.through(segment.steps, _incoming(pipeline, segment, ctx))
+        if segment.exit is None:
+            return await _end(segment, items)
+        return await _ask(segment, segment.exit, items)
+
+    run.__name__ = run.__qualname__ = f"segment_{segment.number}"
+    return step(run)
+
+
+def _item_step(pipeline: Pipeline, segment: Segment) -> Callable[..., Awaitable[Outcome]]:
+    assert segment.exit is not None  # noqa: S101 - it asks about each
+    kind = reply_type(segment.exit.output)
+
+    async def run(self: Machine, ctx: Context[Any]) -> Outcome:
+        stream = Stream(pipeline.name, ctx.id, pipeline.rejected)
+        value = kind.decode(msgspec.json.encode(ctx.state["value"]).decode())
+        return Done([out async for out in stream.through(segment.item_steps, _of([value]))])
+
+    run.__name__ = run.__qualname__ = f"item_{segment.number}"
+    return step(run)
+
+
+async def _of(values: Sequence[Any]) -> AsyncIterator[Any]:
+    for value in values:
+        yield value
+
+
+def _incoming(pipeline: Pipeline, segment: Segment, ctx: Context[Any]) -> AsyncIterator[Any]:
+    """What comes into a segment: the input, the answer, or what the answers have come to, in the order of the items."""
+    if segment.number == 0:
+        return _of(pipeline.read_input(ctx.state))
+    before = pipeline.segments[segment.number - 1]
+    if before.asks_each:
+        last = before.item_steps[-1] if before.item_steps else before.exit
+        assert last is not None  # noqa: S101 - it asks about each
+        return _outputs(ctx, reply_type(last.output))
+    if ctx.reply is None:  # nothing was asked: there were no items
+        return _of(())
+    return _of(ctx.reply.value if segment.takes_many else [ctx.reply.value])
+
+
+async def _outputs(ctx: Context[Any], kind: ReplyType) -> AsyncIterator[Any]:
+    after = -1
+    while page := await ctx._outputs(after, PAGE):  # noqa: SLF001 - pipelines are the engine's own
+        for item, result in page:
+            for value in msgspec.json.decode(result, type=list[msgspec.Raw]):
+                yield kind.decode(bytes(value).decode())
+            after = item
+
+
+async def _end(segment: Segment, items: AsyncIterator[Any]) -> Outcome:
+    values = [value async for value in items]
+    return Done(values if segment.gives_many else values[0] if values else None)
+
+
+async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) -> Outcome:
+    then = f"segment_{segment.number + 1}"
+    options: dict[str, Any] = {
+        "then": then, "timeout": boundary.timeout, "on_timeout": boundary.on_timeout, "shared": boundary.shared,
+        "token": boundary.token, "assignee": boundary.assignee, "group": boundary.group,
+    }  # fmt: skip
+    if segment.asks_each:
+        asked = Ask.each(
+            boundary.over, items, reply=boundary.output, window=boundary.window, idempotency=boundary.idempotency,
+            **options,
+        )
+        return msgspec.structs.replace(asked, item_step=f"item_{segment.number}")
+    reply = list[boundary.output] if boundary.cardinality.gives_many else boundary.output  # type: ignore[name-defined]  # a value
+    if not boundary.cardinality.is_aggregate:
+        [value] = [value async for value in items]
+        return Ask(boundary.over, value, reply=reply, idempotency=boundary.idempotency, **options)
+    values = await _collect(boundary, items)
+    if not values and boundary.cardinality is Cardinality.MANY_TO_MANY:
+        return Ask.each(boundary.over, (), reply=boundary.output, then=then)  # asks nothing, and goes on
+    return Ask(boundary.over, values, reply=reply, **options)
+
+
+async def _collect(boundary: Boundary, items: AsyncIterator[Any]) -> list[Any]:
+    values: list[Any] = []
+    async for value in items:
+        if len(values) == boundary.max_items:
+            raise InvalidInput("max_items", f"more than {boundary.max_items:,} items come to {boundary.name!r}, which "
+                               "asks about all of them at once; raise max_items, or ask about each")
+        values.append(value)
+    return values

@@ -1,0 +1,92 @@
+"""From the parts of a pipeline to its segments: what runs between two boundaries, and what single items run through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stepwell.errors import DefinitionError
+from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One durable step: a stream through ordinary steps, up to a boundary or the end."""
+
+    number: int
+    steps: tuple[PipelineStep, ...]
+    exit: Boundary | None
+    takes_many: bool  # what comes in is a stream
+    gives_many: bool
+    item_steps: tuple[PipelineStep, ...] = ()  # behind an exit that asks about each item: what each answer runs through
+
+    @property
+    def asks_each(self) -> bool:
+        """Its exit asks one question per item."""
+        return self.exit is not None and self.gives_many and self.exit.cardinality is Cardinality.ONE_TO_ONE
+
+
+def plan(pipeline: str, parts: Sequence[Part], *, takes_many: bool) -> list[Segment]:
+    """The segments of a pipeline; a DefinitionError names the step that does not fit."""
+    if not parts:
+        raise DefinitionError(f"pipeline {pipeline!r} has no steps")
+    _check_names(pipeline, parts)
+    segments: list[Segment] = []
+    at, is_many = 0, takes_many
+    while at < len(parts) or not segments:
+        segment, at, is_many = _segment(pipeline, parts, at, len(segments), is_many=is_many)
+        segments.append(segment)
+        if segment.exit is not None and at == len(parts):
+            segments.append(Segment(len(segments), (), None, is_many, is_many))
+    return segments
+
+
+def _segment(
+    pipeline: str, parts: Sequence[Part], at: int, number: int, *, is_many: bool
+) -> tuple[Segment, int, bool]:
+    """One segment from this part on; returns it, the part behind it, and whether a stream comes out of all that."""
+    takes_many, steps = is_many, []
+    while at < len(parts) and isinstance(step := parts[at], PipelineStep):
+        is_many = _after(pipeline, step, is_many)
+        steps.append(step)
+        at += 1
+    if at == len(parts):
+        return Segment(number, tuple(steps), None, takes_many, is_many), at, is_many
+    boundary = parts[at]
+    assert isinstance(boundary, Boundary)  # noqa: S101 - there are only two kinds
+    if boundary.cardinality is Cardinality.ONE_TO_MANY and is_many:
+        raise DefinitionError(f"pipeline {pipeline!r}: {boundary.name!r} is ONE_TO_MANY, but a stream comes to it; ask "
+                              "about each with ONE_TO_ONE, or about all with MANY_TO_MANY")
+    segment = Segment(number, tuple(steps), boundary, takes_many, is_many)
+    at += 1
+    if not segment.asks_each:
+        return segment, at, boundary.cardinality.gives_many
+    items: list[PipelineStep] = []
+    while at < len(parts) and not parts[at].cardinality.is_aggregate:
+        step_ = parts[at]
+        if isinstance(step_, Boundary):
+            raise DefinitionError(f"pipeline {pipeline!r}: {step_.name!r} asks about single items after "
+                                  f"{boundary.name!r} did; put a step over the whole stream between them")
+        items.append(step_)
+        at += 1
+    return msgspec.structs.replace(segment, item_steps=tuple(items)), at, True
+
+
+def _after(pipeline: str, step: PipelineStep, is_many: bool) -> bool:
+    if step.cardinality.is_aggregate and not is_many:
+        raise DefinitionError(f"pipeline {pipeline!r}: {step.name!r} is {step.cardinality}, but one value comes to it; "
+                              "make it ONE_TO_ONE or ONE_TO_MANY, or let the pipeline take many")
+    if step.cardinality.is_aggregate:
+        return step.cardinality.gives_many
+    return is_many or step.cardinality.gives_many
+
+
+def _check_names(pipeline: str, parts: Sequence[Part]) -> None:
+    seen: set[str] = set()
+    for part in parts:
+        if not isinstance(part, Part):
+            raise DefinitionError(f"pipeline {pipeline!r}: {part!r} is neither a step nor a boundary; decorate it "
+                                  "with @one_to_one, @one_to_many, @many_to_one or @many_to_many")
+        if part.name in seen:
+            raise DefinitionError(f"pipeline {pipeline!r}: two steps are called {part.name!r}; give one another name=")
+        seen.add(part.name)
