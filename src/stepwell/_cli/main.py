@@ -22,6 +22,7 @@ COMMANDS = {
     "tree": "an instance's family: its parents and its children",
     "limits": "look at the limits, or change one at run time",
     "queues": "what waits in each queue; pause and resume them",
+    "pipelines": "check pipelines that are written in YAML, or draw one",
     "inbox": "questions that wait for an answer, the most urgent first",
     "complete": "answer a question",
     "signal": "put a signal into an instance's inbox",

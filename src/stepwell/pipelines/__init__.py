@@ -12,6 +12,7 @@ from stepwell.pipelines.declaring import (
     one_to_many,
     one_to_one,
 )
+from stepwell.pipelines.files import load
 from stepwell.pipelines.pipeline import Pipeline
 from stepwell.pipelines.rejecting import Rejected, reject
 
@@ -22,6 +23,7 @@ __all__ = [
     "PipelineStep",
     "Rejected",
     "await_",
+    "load",
     "many_to_many",
     "many_to_one",
     "one_to_many",

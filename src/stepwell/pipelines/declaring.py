@@ -29,6 +29,11 @@ class Cardinality(StrEnum):
     MANY_TO_ONE = "MANY_TO_ONE"
     MANY_TO_MANY = "MANY_TO_MANY"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Cardinality | None:
+        """Other names that pipelines elsewhere have for them."""
+        return {"EXPANSION": cls.ONE_TO_MANY, "REDUCTION": cls.MANY_TO_ONE}.get(str(value))
+
     @property
     def is_aggregate(self) -> bool:
         """It takes the whole stream, so that items go no further alone."""

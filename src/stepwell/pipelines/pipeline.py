@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib import import_module
 from types import new_class
 from typing import Any
 
@@ -15,9 +17,11 @@ from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
 from stepwell.pipelines.declaring import Boundary, Cardinality, Part
+from stepwell.pipelines.drawing import draw_svg, draw_text
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
 from stepwell.pipelines.streaming import Stream
+from stepwell.transports.base import Transport
 
 PAGE = 500  # outputs that are read at a time
 ITEM_ATTEMPTS = 3  # of what a single answer runs through
@@ -40,8 +44,12 @@ class Pipeline:
         takes_many: bool = False,
         rejected: Sink = log_rejected,
         item_attempts: int = ITEM_ATTEMPTS,
+        transports: Sequence[Transport] = (),
     ) -> None:
         self.name = name
+        self.version = version
+        self.queue = queue
+        self.transports = tuple(transports)  # that it brings along, for the engine
         self.parts = tuple(parts)
         self.segments = plan(name, self.parts, takes_many=takes_many)
         self.takes_many = takes_many
@@ -49,6 +57,21 @@ class Pipeline:
         self.item_attempts = item_attempts
         self._input = reply_type(_input(self.parts))
         self.machine = _compile(self, version, queue)
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str], **options: Any) -> Pipeline:
+        """The pipeline in a YAML file; options as for `stepwell.pipelines.load`."""
+        files = import_module("stepwell.pipelines.files")  # which makes pipelines itself
+        loaded: Pipeline = files.load(path, **options)
+        return loaded
+
+    def diagram(self) -> str:
+        """What it looks like, as text for a terminal."""
+        return draw_text(self)
+
+    def svg(self) -> str:
+        """What it looks like, as SVG: by itself, or inside a page in the colour of its text."""
+        return draw_svg(self)
 
     def state(self, input: Any) -> dict[str, Any]:  # noqa: A002 - what goes in
         """The state of an instance that runs over this input; it is checked against the first step's type."""

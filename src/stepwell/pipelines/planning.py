@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepwell.errors import DefinitionError
+from stepwell.errors import InvalidPipeline, PipelineProblem
 from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
 
 
@@ -27,9 +27,9 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 def plan(pipeline: str, parts: Sequence[Part], *, takes_many: bool) -> list[Segment]:
-    """The segments of a pipeline; a DefinitionError names the step that does not fit."""
+    """The segments of a pipeline; an InvalidPipeline names the step that does not fit."""
     if not parts:
-        raise DefinitionError(f"pipeline {pipeline!r} has no steps")
+        raise _refused(pipeline, None, "has no steps")
     _check_names(pipeline, parts)
     segments: list[Segment] = []
     at, is_many = 0, takes_many
@@ -55,8 +55,8 @@ def _segment(
     boundary = parts[at]
     assert isinstance(boundary, Boundary)  # noqa: S101 - there are only two kinds
     if boundary.cardinality is Cardinality.ONE_TO_MANY and is_many:
-        raise DefinitionError(f"pipeline {pipeline!r}: {boundary.name!r} is ONE_TO_MANY, but a stream comes to it; ask "
-                              "about each with ONE_TO_ONE, or about all with MANY_TO_MANY")
+        raise _refused(pipeline, boundary, "is ONE_TO_MANY, but a stream comes to it; ask about each with ONE_TO_ONE, "
+                       "or about all with MANY_TO_MANY")
     segment = Segment(number, tuple(steps), boundary, takes_many, is_many)
     at += 1
     if not segment.asks_each:
@@ -65,8 +65,8 @@ def _segment(
     while at < len(parts) and not parts[at].cardinality.is_aggregate:
         step_ = parts[at]
         if isinstance(step_, Boundary):
-            raise DefinitionError(f"pipeline {pipeline!r}: {step_.name!r} asks about single items after "
-                                  f"{boundary.name!r} did; put a step over the whole stream between them")
+            raise _refused(pipeline, step_, f"asks about single items after {boundary.name!r} did; put a step over the "
+                           "whole stream between them")
         items.append(step_)
         at += 1
     return msgspec.structs.replace(segment, item_steps=tuple(items)), at, True
@@ -74,8 +74,8 @@ def _segment(
 
 def _after(pipeline: str, step: PipelineStep, is_many: bool) -> bool:
     if step.cardinality.is_aggregate and not is_many:
-        raise DefinitionError(f"pipeline {pipeline!r}: {step.name!r} is {step.cardinality}, but one value comes to it; "
-                              "make it ONE_TO_ONE or ONE_TO_MANY, or let the pipeline take many")
+        raise _refused(pipeline, step, f"is {step.cardinality}, but one value comes to it; make it ONE_TO_ONE or "
+                       "ONE_TO_MANY, or let the pipeline take many")
     if step.cardinality.is_aggregate:
         return step.cardinality.gives_many
     return is_many or step.cardinality.gives_many
@@ -85,8 +85,12 @@ def _check_names(pipeline: str, parts: Sequence[Part]) -> None:
     seen: set[str] = set()
     for part in parts:
         if not isinstance(part, Part):
-            raise DefinitionError(f"pipeline {pipeline!r}: {part!r} is neither a step nor a boundary; decorate it "
-                                  "with @one_to_one, @one_to_many, @many_to_one or @many_to_many")
+            raise _refused(pipeline, None, f"{part!r} is neither a step nor a boundary; decorate it with @one_to_one, "
+                           "@one_to_many, @many_to_one or @many_to_many")
         if part.name in seen:
-            raise DefinitionError(f"pipeline {pipeline!r}: two steps are called {part.name!r}; give one another name=")
+            raise _refused(pipeline, part, "another step is called so too; give one another name")
         seen.add(part.name)
+
+
+def _refused(pipeline: str, part: Part | None, problem: str) -> InvalidPipeline:
+    return InvalidPipeline(pipeline, [PipelineProblem(problem, step=None if part is None else part.name)])

@@ -1,0 +1,163 @@
+"""Await steps of a pipeline's file: every key checked, and turned into a boundary."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stepwell._core.questions import MAX_WINDOW
+from stepwell._core.replies import reply_type
+from stepwell.errors import InvalidOutcome
+from stepwell.pipelines.declaring import Boundary, Cardinality
+from stepwell.pipelines.importing import Importer
+from stepwell.pipelines.sections import Section, near_miss
+from stepwell.pipelines.wiring import Wire, read_wire
+
+STRATEGIES: Final = ("interactionId", "signedResumeToken")
+CARDINALITIES: Final = (*(one.value for one in Cardinality), "EXPANSION", "REDUCTION")
+_RUNS_NOTHING: Final = "an await step runs nothing of its own, it asks the world; leave it away"
+_CARDINALITY_DECIDES: Final = "cardinality alone decides how many are asked; leave it away"
+_NOT_YET: Final = "is not there yet; branch inside a step instead"
+_MOST_ITEMS: Final = 1_000_000
+_PROJECTED: Final = 3  # the request, what the actor sent, and what is known about it
+
+
+def read_boundary(section: Section, name: str, pipeline: str, types: Importer) -> tuple[Boundary, Wire | None] | None:
+    """One await step, and its transport if the file describes it; None if it lacks what a boundary must have."""
+    for key in ("service", "operator", "delegate", "execution", "remote", "function", "mapper", "inboundMapper",
+                "outboundMapper", "externalMapper", "retries", "backoff", "onError"):  # fmt: skip
+        section.refuse(key, _RUNS_NOTHING)
+    for key in ("accepts", "terminal"):
+        section.refuse(key, _NOT_YET)
+    cardinality = Cardinality(section.choice("cardinality", CARDINALITIES) or Cardinality.ONE_TO_ONE)
+    taken = read_type(section, "input", types, other="inputTypeName")
+    given = read_type(section, "output", types, other="outputTypeName")
+    timeout = section.duration("timeout", required=True)
+    idempotency = _read_idempotency(section, taken, cardinality)
+    boundary = Boundary(
+        name=name, over="", output=given, input=taken, cardinality=cardinality, timeout=timeout, idempotency=idempotency
+    )
+    asked = section.section("await", required=True)
+    section.finish()
+    return None if asked is None else _read_await(asked, boundary, pipeline, types)
+
+
+def _read_await(
+    section: Section, boundary: Boundary, pipeline: str, types: Importer
+) -> tuple[Boundary, Wire | None] | None:
+    for key in ("dispatch", "scope"):
+        section.refuse(key, _CARDINALITY_DECIDES)
+    changes: dict[str, Any] = {
+        "window": section.whole("window", least=1, most=MAX_WINDOW),
+        "max_items": section.whole("maxItems", least=1, most=_MOST_ITEMS),
+        "assignee": section.text("assignee"),
+        "group": section.text("group"),
+        "shared": section.flag("shared"),
+        "token": _read_strategy(section),
+    }
+    _read_completion(section, types)
+    transport = section.section("transport", required=True)
+    section.finish()
+    if transport is None:
+        return None
+    over, wire = read_wire(transport, f"{pipeline}.{boundary.name}")
+    known = {name: value for name, value in changes.items() if value is not None}
+    return msgspec.structs.replace(boundary, over=over or "", **known), wire
+
+
+def read_type(section: Section, key: str, types: Importer, *, other: str | None = None, required: bool = True) -> Any:
+    """A type that can be read from JSON; Any if there is none, or none that is right."""
+    if other is not None and section.has(other):
+        if section.has(key):
+            section.problem(f"{key} is there too; leave one of them away", other)
+        key = other
+    text = section.text(key, required=required)
+    if text is None:
+        return Any
+    try:
+        kind = types.find_type(text)
+        reply_type(kind)
+    except ValueError as error:  # an InvalidOutcome is one
+        section.problem(error.problem if isinstance(error, InvalidOutcome) else str(error), key)
+        return Any
+    return kind
+
+
+def _read_strategy(section: Section) -> bool | None:
+    correlation = section.section("correlation")
+    if correlation is None:
+        if not section.has("correlation"):
+            section.problem(f"is missing; {' or '.join(STRATEGIES)}", "correlation.strategy")
+        return None
+    strategy = correlation.choice("strategy", STRATEGIES, required=True)
+    correlation.finish()
+    return None if strategy is None else strategy == "signedResumeToken"
+
+
+def _read_idempotency(section: Section, taken: Any, cardinality: Cardinality) -> tuple[str, ...]:
+    fields, key = section.texts("idempotencyKeyFields"), "idempotencyKeyFields"
+    if section.has("idempotency"):
+        if section.has(key):
+            section.problem("idempotencyKeyFields is there too; leave one of them away", "idempotency")
+        inner = section.section("idempotency")
+        if inner is not None and not inner.has("fields"):
+            inner.problem("is missing", "fields")
+        fields, key = None if inner is None else inner.texts("fields"), "idempotency"
+        if inner is not None:
+            inner.finish()
+    if fields is None:
+        return ()
+    if cardinality.is_aggregate:
+        section.problem(f"names fields of one request, but {cardinality} asks about all of them at once", key)
+    _check_fields(section, key, fields, taken)
+    return tuple(fields)
+
+
+def _check_fields(section: Section, key: str, fields: Sequence[str], taken: Any) -> None:
+    known = _fields(taken)
+    for field in fields if known is not None else ():
+        if field not in (known or ()):
+            section.problem(f"{taken.__name__} has no field {field!r}{near_miss(field, known or [])}", key)
+    if len(set(fields)) < len(fields):
+        section.problem("names a field twice", key)
+
+
+def _fields(kind: Any) -> list[str] | None:
+    """The fields of a type, as JSON has them; None if they can not be told."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [field.encode_name for field in msgspec.structs.fields(kind)]
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return None
+
+
+def _read_completion(section: Section, types: Importer) -> None:
+    """What the actor sends, and the function that makes the output of the request and of that."""
+    completion = section.section("completion")
+    if completion is None:
+        return
+    before = section.problems
+    read_type(completion, "type", types)
+    if (text := completion.text("projector", required=True)) is not None:
+        try:
+            _check_projector(types.find_function(text))
+        except ValueError as error:
+            completion.problem(str(error), "projector")
+    completion.finish()
+    if section.problems == before:
+        section.problem("completion projectors are not there yet; project in the step after the boundary", "completion")
+
+
+def _check_projector(projector: Any) -> None:
+    """A plain function of the request, of what the actor sent, and of what is known about the answer."""
+    if inspect.iscoroutinefunction(projector):
+        raise ValueError("a projector is a plain function, not `async def`: it only puts together what is there")
+    try:
+        inspect.signature(projector).bind(*range(_PROJECTED))
+    except TypeError:
+        raise ValueError("a projector takes three arguments: the request, what the actor sent, and what is known "
+                         "about it") from None  # fmt: skip

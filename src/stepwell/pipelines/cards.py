@@ -1,0 +1,111 @@
+"""What a pipeline's diagram shows, before it is drawn: cards from top to bottom, and what flows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from stepwell._core.references import shown
+from stepwell.pipelines.declaring import RETRIES, Boundary, PipelineStep
+
+if TYPE_CHECKING:
+    from stepwell.pipelines.pipeline import Pipeline
+    from stepwell.pipelines.planning import Segment
+
+
+class Kind(StrEnum):
+    """What a card stands for."""
+
+    SEGMENT = "segment"  # one durable step of the machine
+    QUESTION = "question"  # a boundary
+    ITEM = "item"  # what each answer runs through by itself
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A frame with a title, and a row for each step in it: its name, and what there is to say about it."""
+
+    kind: Kind
+    title: str
+    rows: tuple[tuple[str, str], ...]
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """What goes from one card to the next."""
+
+    label: str
+    is_many: bool
+
+
+Drawn: TypeAlias = Card | Flow
+
+
+def cards(pipeline: Pipeline) -> list[Drawn]:
+    """The diagram, from the input to the result."""
+    drawn: list[Drawn] = [Flow(_typed(pipeline.parts[0].input), pipeline.takes_many)]
+    for segment in pipeline.segments:
+        drawn += _segment(segment)
+    return drawn
+
+
+def _segment(segment: Segment) -> Iterator[Drawn]:
+    if segment.steps:
+        yield Card(Kind.SEGMENT, f"segment {segment.number}", tuple(_row(step) for step in segment.steps))
+        yield Flow(_typed(segment.steps[-1].output), segment.gives_many)
+    boundary = segment.exit
+    if boundary is None:
+        return
+    yield Card(Kind.QUESTION, _asked(segment, boundary), ((boundary.name, boundary.cardinality), *_terms(boundary)))
+    is_many = segment.asks_each or boundary.cardinality.gives_many
+    yield Flow(_typed(boundary.output), is_many)
+    if segment.item_steps:
+        yield Card(Kind.ITEM, "each answer by itself", tuple(_row(step) for step in segment.item_steps))
+        yield Flow(f"{_typed(segment.item_steps[-1].output)}, in the order of the items", is_many=True)
+
+
+def _asked(segment: Segment, boundary: Boundary) -> str:
+    if segment.asks_each:
+        return f"asks about each, at most {boundary.window:,} at a time"
+    return "asks about all at once" if boundary.cardinality.is_aggregate else "asks"
+
+
+def _terms(boundary: Boundary) -> Iterator[tuple[str, str]]:
+    yield "over", boundary.over
+    if boundary.timeout is not None:
+        yield "within", brief(boundary.timeout)
+    if boundary.idempotency:
+        yield "key", ", ".join(boundary.idempotency) + (", shared" if boundary.shared else "")
+    if boundary.token:
+        yield "answers", "with a signed token"
+    if boundary.assignee or boundary.group:
+        yield "asked of", ", ".join(filter(None, (boundary.assignee, boundary.group)))
+
+
+def _row(step: PipelineStep) -> tuple[str, str]:
+    facts: list[str] = [step.cardinality]
+    if step.retries != RETRIES and not step.cardinality.is_aggregate:
+        facts.append("no retries" if step.retries == 0 else f"{step.retries} retries")
+    if step.on_error == "reject":
+        facts.append("rejects")
+    return step.name, ", ".join(facts)
+
+
+def _typed(kind: Any) -> str:
+    return "anything" if kind is Any else shown(kind)
+
+
+def brief(duration: timedelta) -> str:
+    """A duration in words: 5 min, 1 d 12 h."""
+    left, parts = duration.total_seconds(), []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if left >= size:
+            parts.append(f"{int(left // size)} {unit}")
+            left %= size
+    return " ".join([*parts, f"{left:g} s"] if left or not parts else parts)
+
+
+def heading(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}, version {pipeline.version}, queue {pipeline.queue}"

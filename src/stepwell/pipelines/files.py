@@ -1,0 +1,162 @@
+"""Pipelines that are written in YAML: read, checked as a whole, and made into the same as those written in Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from stepwell._core.references import shown
+from stepwell.config import check_name
+from stepwell.errors import DefinitionError, InvalidPipeline
+from stepwell.pipelines.boundaries import read_boundary, read_type
+from stepwell.pipelines.declaring import Boundary, Part
+from stepwell.pipelines.functions import StepReader, Steps
+from stepwell.pipelines.importing import Importer
+from stepwell.pipelines.pipeline import Pipeline
+from stepwell.pipelines.rejecting import Sink, log_rejected
+from stepwell.pipelines.sections import Findings, Section, near_miss, open_file
+from stepwell.pipelines.wiring import TransportOptions, Wire, build
+from stepwell.transports.base import Transport
+
+_HIGHEST_VERSION: Final = 2**31 - 1
+_KINDS: Final = ("step", "await")
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    steps: Steps | None = None,
+    transports: TransportOptions | None = None,
+    rejected: Sink = log_rejected,
+) -> Pipeline:
+    """The pipeline in a file; InvalidPipeline has everything that is wrong with it, with lines.
+
+    `steps` has the functions of steps that name none, by the name of the step. `transports` has what belongs into no
+    file: `{"webhook": {"secret": …}, "kafka": {"brokers": …}}`, by the type or the name of a transport. Hand what the
+    file describes to the engine: `Engine(machines=[pipeline.machine], transports=pipeline.transports)`.
+    """
+    draft = Draft(path, steps or {})
+    return draft.pipeline(draft.build(transports or {}), rejected)
+
+
+def read(path: str | os.PathLike[str], *, steps: Steps | None = None) -> Pipeline:
+    """The same without its transports: to check a file, or to draw it."""
+    return Draft(path, steps or {}).pipeline((), log_rejected)
+
+
+class Draft:
+    """What a file says, as far as it is right."""
+
+    def __init__(self, path: str | os.PathLike[str], steps: Steps) -> None:
+        self._findings = Findings(os.fspath(path))
+        self._given = steps
+        self._parts: list[Part] = []
+        self._wires: dict[str, tuple[Wire, Section]] = {}
+        self._sections: dict[str, Section] = {}
+        self._top: dict[str, Any] = {}
+        section = open_file(Path(path), self._findings)
+        if section is not None:
+            self._read(section)
+        self._findings.raise_any(self._top.get("name"))
+
+    def pipeline(self, transports: Sequence[Transport], rejected: Sink) -> Pipeline:
+        """The pipeline; what does not fit together is named with the line of its step."""
+        try:
+            return Pipeline(parts=self._parts, transports=transports, rejected=rejected, **self._top)
+        except InvalidPipeline as error:
+            for problem in error.problems:
+                section = self._sections.get(problem.step or "")
+                self._findings.add(problem.problem, step=problem.step, line=None if section is None else section.line)
+        except DefinitionError as error:
+            self._findings.add(str(error))
+        self._findings.raise_any(self._top["name"])
+        raise AssertionError("what was refused has a reason")
+
+    def build(self, given: TransportOptions) -> list[Transport]:
+        """The transports that the file describes."""
+        built = []
+        for wire, section in self._wires.values():
+            try:
+                built.append(build(wire, given))
+            except ValueError as error:
+                section.problem(str(error), "await.transport")
+        self._findings.raise_any(self._top["name"])
+        return built
+
+    def _read(self, section: Section) -> None:
+        name = _read_name(section) or ""
+        home = section.text("module")
+        types = Importer(home)
+        many = section.flag("takesMany")
+        self._top = {
+            "name": name, "version": section.whole("version", least=1, most=_HIGHEST_VERSION) or 1,
+            "queue": section.text("queue") or "default", "takes_many": bool(many),
+        }  # fmt: skip
+        if home is not None:
+            _check_module(section, types, home)
+        taken = read_type(section, "input", types, required=False)
+        for number, one in enumerate(section.sections("steps")):
+            self._read_step(one, types)
+            if number == 0 and self._parts:
+                self._parts = [_taking(section, self._parts[0], taken)]
+        section.finish()
+        for step in self._given.keys() - self._sections.keys():
+            section.problem(f"steps= has one for {step!r}, which the file has not"
+                            f"{near_miss(step, list(self._sections))}", "steps")  # fmt: skip
+
+    def _read_step(self, section: Section, types: Importer) -> None:
+        name = _read_name(section)
+        if name is not None:
+            section.step = name
+            if name in self._sections:
+                section.problem(f"another step, in line {self._sections[name].line}, is called so too", "name")
+            self._sections[name] = section
+        kind = section.choice("kind", _KINDS)
+        if kind == "await":
+            self._read_await(section, name or "", types)
+        elif kind is not None or not section.has("kind"):
+            part = StepReader(section, name or section.step or "", types, self._given).read()
+            self._parts += [] if part is None else [part]
+
+    def _read_await(self, section: Section, name: str, types: Importer) -> None:
+        found = read_boundary(section, name, self._top["name"], types)
+        if found is None:
+            return
+        boundary, wire = found
+        self._parts.append(boundary)
+        if wire is None:
+            return
+        other = self._wires.setdefault(wire.name, (wire, section))[0]
+        if other != wire:
+            section.problem(f"another boundary describes a transport {wire.name!r} differently; describe it once, and "
+                            f"name it elsewhere: transport: {{name: {wire.name}}}", "await.transport")  # fmt: skip
+
+
+def _read_name(section: Section) -> str | None:
+    name = section.text("name", required=True)
+    if name is not None and (problem := check_name(name, "the name")) is not None:
+        section.problem(problem, "name")
+    return name
+
+
+def _check_module(section: Section, types: Importer, home: str) -> None:
+    try:
+        types.find(f"{home}:__name__")
+    except ValueError as error:
+        section.problem(str(error), "module")
+
+
+def _taking(section: Section, part: Part, said: Any) -> Part:
+    """The first part, with the type that the top of the file says."""
+    if said in (Any, part.input):
+        return part
+    if part.input is not Any:
+        section.problem(f"{shown(said)} is said here, but {part.name!r} takes {shown(part.input)}", "input")
+        return part
+    if isinstance(part, Boundary):
+        return part
+    return msgspec.structs.replace(part, input=said)
