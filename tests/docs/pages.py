@@ -5,6 +5,7 @@ The conventions of a page, which are all a writer has to know:
     ```python            is executed, together with the other blocks of its page, in order
     ```text              right after it is what the block prints
     # shop.py            as the first line of a python block: the block is also saved under that name, or `shop/app.py`
+    # shop.yaml          as the first line of a yaml block: the block is saved under that name
     ```console           holds commands after "$ "; those of `stepwell` are parsed by the real command line
     ```sql               runs on an empty schema; those of the guide on SQL in order, through psql, with what it prints
     // pay.js            as the first line of a javascript block: node runs it, and prints the text block after it
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
-_FILE = re.compile(r"# ([\w/]+\.py)$")
+_FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))$")
 _OWN_PROCESS = re.compile(r"^<!-- own process: (.+?) -->$", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$")
 _LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)(?: \"[^\"]*\")?\)")

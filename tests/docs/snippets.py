@@ -21,6 +21,8 @@ async def run_page(page: Path, folder: Path) -> None:
     found = blocks(page)
     with _module(page) as module, _importable(folder):
         for block, following in zip(found, [*found[1:], None], strict=True):
+            if block.language == "yaml" and block.file_name is not None:
+                _save(block, folder)
             if block.language != "python":
                 continue
             printed = await _run(block, module, folder)

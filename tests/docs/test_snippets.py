@@ -51,7 +51,7 @@ def test_few_python_blocks_are_not_run_and_each_says_why() -> None:
 
 
 def test_every_block_names_a_language_that_the_tests_know() -> None:
-    known = {"", "python", "text", "console", "sql", "javascript", "markdown"}
+    known = {"", "python", "text", "console", "sql", "javascript", "markdown", "yaml"}
 
     unknown = [f"{block.where}: {block.language}" for page in pages() for block in blocks(page)
                if block.language not in known]

@@ -25,15 +25,32 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
 
 Sink: TypeAlias = Callable[[Rejected], Awaitable[None] | None]
 
-_pending: ContextVar[list[tuple[Any, str, str | None]] | None] = ContextVar("stepwell rejected", default=None)
+class Hearing:
+    """What one step rejects: `with hearing:` around its code. Around that may be another step, with its own."""
+
+    __slots__ = ("_before", "pending")
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Any, str, str | None]] = []  # item, reason, place
+        self._before: Hearing | None = None
+
+    def __enter__(self) -> None:
+        self._before = _hearing.get()
+        _hearing.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _hearing.set(self._before)
+
+
+_hearing: ContextVar[Hearing | None] = ContextVar("stepwell rejected", default=None)
 
 
 def reject(item: Any, reason: str, *, place: str | None = None) -> None:
     """Put an item aside from within a step, and go on: a broken row of a file, with its line as the place."""
-    pending = _pending.get()
-    if pending is None:
+    hearing = _hearing.get()
+    if hearing is None:
         raise RuntimeError("reject() is called outside of a step of a pipeline")
-    pending.append((item, reason, place))
+    hearing.pending.append((item, reason, place))
 
 
 def log_rejected(rejected: Rejected) -> None:
