@@ -57,9 +57,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
+from typing import Any
 
 
 class StepwellError(Exception):
@@ -160,32 +160,11 @@ class DefinitionError(StepwellError, TypeError):
     """A machine or a job is written wrongly; raised where it is defined or registered."""
 
 
-@dataclass(frozen=True)
-class PipelineProblem:
-    """One thing that is wrong with a pipeline, and where: `payments.yaml:12: step 'Ask bank': timeout: is missing`."""
-
-    problem: str
-    step: str | None = None
-    key: str | None = None
-    file: str | None = None
-    line: int | None = None
-
-    def __str__(self) -> str:
-        place = None if self.file is None else self.file if self.line is None else f"{self.file}:{self.line}"
-        step = None if self.step is None else f"step {self.step!r}"
-        return ": ".join(part for part in (place, step, self.key, self.problem) if part is not None)
-
-
 class InvalidPipeline(DefinitionError):
-    def __init__(self, pipeline: str | None, problems: Sequence[PipelineProblem]) -> None:
-        self.pipeline = pipeline
+    def __init__(self, problems: Sequence[Any]) -> None:  # of stepwell.pipelines.PipelineProblem
+        listed = "\n  ".join([f"{len(problems)} problems", *map(str, problems)])
+        super().__init__(str(problems[0]) if len(problems) == 1 else listed)
         self.problems = tuple(problems)
-        self.file = problems[0].file
-        if len(problems) == 1:
-            super().__init__(str(problems[0]) if self.file else f"pipeline {pipeline!r}: {problems[0]}")
-        else:
-            listed = "".join(f"\n  {problem}" for problem in problems)
-            super().__init__(f"{self.file or f'pipeline {pipeline!r}'}: {len(problems)} problems{listed}")
 
 
 class SettingError(StepwellError, ValueError):

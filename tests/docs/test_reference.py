@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from datetime import timedelta
 
 import stepwell
-from stepwell import StepwellError, errors
+from stepwell import StepwellError, errors, pipelines
 from stepwell.config import Settings
 from tests.docs.pages import ROOT, prose, rows
 
@@ -60,3 +60,9 @@ def test_the_page_of_the_api_has_one_line_for_every_public_name() -> None:
     listed = re.findall(r"^- `(\w+)`", prose(DOCS / "reference" / "api.md"), re.MULTILINE)
 
     assert sorted(listed) == sorted(stepwell.__all__)
+
+
+def test_the_page_of_pipelines_has_one_line_for_every_public_name() -> None:
+    listed = re.findall(r"^- `(\w+)`", prose(DOCS / "reference" / "pipelines.md"), re.MULTILINE)
+
+    assert sorted(listed) == sorted(pipelines.__all__)

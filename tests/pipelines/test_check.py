@@ -59,7 +59,7 @@ def test_as_json_it_is_one_object_per_file(tmp_path: Path, capsys: Capsys) -> No
     assert right == {"file": "prices.yaml", "ok": True, "pipeline": "prices", "version": 3, "problems": []}
     assert wrong == {
         "file": "other.yaml", "ok": False, "pipeline": None, "version": None,
-        "problems": [{"file": "other.yaml", "line": 2, "step": None, "key": "steps",
+        "problems": [{"pipeline": "other", "file": "other.yaml", "line": 2, "step": None, "key": "steps",
                       "problem": "expected a list with at least one step, got '5'"}],
     }  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_a_pipeline_is_drawn_as_text_or_as_svg(tmp_path: Path, capsys: Capsys) -
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["show", "wrong.yaml"], "wrong.yaml: 2 problems"),
+    (["show", "wrong.yaml"], "2 problems\n  wrong.yaml:14: step 'Ask prices'"),
     (["show", "prices.yaml", "prices.yaml"], "show takes one FILE"),
     (["show", "prices.yaml", "--json"], "--json belongs to check"),
     (["show", "prices.yaml", "--svg", "no/where.svg"], "--svg no/where.svg: No such file or directory"),

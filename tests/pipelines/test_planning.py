@@ -93,7 +93,7 @@ def test_a_shape_that_can_not_be_is_refused_by_its_step(case: str) -> None:
     assert problem.step == step
     assert problem.problem.startswith(says)
     assert str(refused.value).startswith("pipeline 'p': ")
-    assert (refused.value.pipeline, refused.value.file) == ("p", None)
+    assert (problem.pipeline, problem.file, problem.line) == ("p", None, None)
 
 
 def test_a_function_without_its_cardinality_is_no_step() -> None:

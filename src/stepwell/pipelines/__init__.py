@@ -14,12 +14,14 @@ from stepwell.pipelines.declaring import (
 )
 from stepwell.pipelines.files import load
 from stepwell.pipelines.pipeline import Pipeline
+from stepwell.pipelines.problems import PipelineProblem
 from stepwell.pipelines.rejecting import Rejected, reject
 
 __all__ = [
     "Boundary",
     "Cardinality",
     "Pipeline",
+    "PipelineProblem",
     "PipelineStep",
     "Rejected",
     "await_",

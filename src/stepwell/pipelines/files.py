@@ -61,7 +61,7 @@ class Draft:
         section = open_file(Path(path), self._findings)
         if section is not None:
             self._read(section)
-        self._findings.raise_any(self._top.get("name"))
+        self._findings.raise_any()
 
     def pipeline(self, transports: Sequence[Transport], rejected: Sink) -> Pipeline:
         """The pipeline; what does not fit together is named with the line of its step."""
@@ -73,7 +73,7 @@ class Draft:
                 self._findings.add(problem.problem, step=problem.step, line=None if section is None else section.line)
         except DefinitionError as error:
             self._findings.add(str(error))
-        self._findings.raise_any(self._top["name"])
+        self._findings.raise_any()
         raise AssertionError("what was refused has a reason")
 
     def build(self, given: TransportOptions) -> list[Transport]:
@@ -84,11 +84,12 @@ class Draft:
                 built.append(build(wire, given))
             except ValueError as error:
                 section.problem(str(error), "await.transport")
-        self._findings.raise_any(self._top["name"])
+        self._findings.raise_any()
         return built
 
     def _read(self, section: Section) -> None:
         name = _read_name(section) or ""
+        self._findings.pipeline = name or None
         home = section.text("module")
         types = Importer(home)
         many = section.flag("takesMany")

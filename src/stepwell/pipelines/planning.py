@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepwell.errors import InvalidPipeline, PipelineProblem
+from stepwell.errors import InvalidPipeline
 from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
+from stepwell.pipelines.problems import PipelineProblem
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -93,4 +94,4 @@ def _check_names(pipeline: str, parts: Sequence[Part]) -> None:
 
 
 def _refused(pipeline: str, part: Part | None, problem: str) -> InvalidPipeline:
-    return InvalidPipeline(pipeline, [PipelineProblem(problem, step=None if part is None else part.name)])
+    return InvalidPipeline([PipelineProblem(problem, pipeline, None if part is None else part.name)])

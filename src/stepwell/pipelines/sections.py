@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from stepwell.errors import InvalidPipeline, MissingExtra, PipelineProblem
+from stepwell.errors import InvalidPipeline, MissingExtra
+from stepwell.pipelines.problems import PipelineProblem
 
 LONGEST = timedelta(days=36_500)
 
@@ -21,6 +22,7 @@ class Findings:
 
     def __init__(self, file: str) -> None:
         self.file = file
+        self.pipeline: str | None = None  # once its name is read
         self.problems: list[PipelineProblem] = []
         self._flat: set[int] = set()
 
@@ -31,12 +33,12 @@ class Findings:
         return was_read
 
     def add(self, problem: str, *, line: int | None = None, step: str | None = None, key: str | None = None) -> None:
-        self.problems.append(PipelineProblem(problem, step=step, key=key, file=self.file, line=line))
+        self.problems.append(PipelineProblem(problem, self.pipeline, step, key, self.file, line))
 
-    def raise_any(self, pipeline: str | None = None) -> None:
+    def raise_any(self) -> None:
         """Raise all of them together, from the top of the file to its end."""
         if self.problems:
-            raise InvalidPipeline(pipeline, sorted(self.problems, key=lambda problem: problem.line or 0))
+            raise InvalidPipeline(sorted(self.problems, key=lambda problem: problem.line or 0))
 
 
 class Section:

@@ -137,7 +137,7 @@ def _callback(section: Section) -> str | None:
 
 
 def _kafka(section: Section, default: str) -> dict[str, Any]:
-    options: dict[str, Any] = {"headers": _headers(section)}
+    options: dict[str, Any] = {"headers": section.named_texts("headers")}
     if not section.has("request"):
         section.problem("is missing", "request.topic")
     elif (request := section.section("request")) is not None:
@@ -157,14 +157,14 @@ def _kafka(section: Section, default: str) -> dict[str, Any]:
 
 def _sqs(section: Section, default: str) -> dict[str, Any]:
     return {
-        "requests": _inner(section, "request", "queueUrl", _check_queue),
+        "headers": section.named_texts("headers"), "requests": _inner(section, "request", "queueUrl", _check_queue),
         "responses": _inner(section, "response", "queueUrl", _check_queue),
-    }
+    }  # fmt: skip
 
 
 def _nats(section: Section, default: str) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "headers": _headers(section), "requests": _inner(section, "request", "subject", _check_subject),
+        "headers": section.named_texts("headers"), "requests": _inner(section, "request", "subject", _check_subject),
         "responses": _inner(section, "response", "subject", _check_subject),
     }  # fmt: skip
     if section.has("consumer"):

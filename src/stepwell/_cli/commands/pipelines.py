@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stepwell._cli.exits import OK, USAGE, UsageError
 from stepwell._cli.output import Paint, printable, to_json
-from stepwell.errors import InvalidPipeline, PipelineProblem
-from stepwell.pipelines import Pipeline
+from stepwell.errors import InvalidPipeline
+from stepwell.pipelines import Pipeline, PipelineProblem
 from stepwell.pipelines.files import read
 
 EXAMPLES = """\
