@@ -126,6 +126,7 @@ def test_what_a_transport_needs_beside_the_file_is_asked_for_by_its_name(tmp_pat
     wrong = refused(path, transports={"webhook": {"secret": None, "secrt": 1}})
     short = refused(path, transports={"prices.Ask prices": {"secret": "short"}})
 
+    assert lacking.problems[0].line == line_of(path, "transport:")
     assert "await.transport: Webhook needs secret=, which does not belong into a file" in str(lacking)
     assert "Webhook takes no 'secrt'; did you mean 'secret'?" in str(wrong)
     assert "secret: 5 bytes are too few" in str(short)
@@ -157,7 +158,7 @@ def test_two_different_transports_of_one_name_are_refused(tmp_path: Path) -> Non
     [problem] = refused(path).problems
 
     assert (problem.step, problem.key, problem.line) == ("Ask 1", "await.transport", 4)
-    assert "describes a transport 'hook' differently" in problem.problem
+    assert "'Ask 0' describes a transport 'hook' differently" in problem.problem
 
 
 def test_all_that_is_wrong_is_shown_together_from_top_to_bottom(tmp_path: Path) -> None:

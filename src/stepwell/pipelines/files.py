@@ -55,7 +55,7 @@ class Draft:
         self._findings = Findings(os.fspath(path))
         self._given = steps
         self._parts: list[Part] = []
-        self._wires: dict[str, tuple[Wire, Section]] = {}
+        self._wires: dict[str, tuple[Wire, str]] = {}  # with the step that describes it
         self._sections: dict[str, Section] = {}
         self._top: dict[str, Any] = {}
         section = open_file(Path(path), self._findings)
@@ -79,11 +79,11 @@ class Draft:
     def build(self, given: TransportOptions) -> list[Transport]:
         """The transports that the file describes."""
         built = []
-        for wire, section in self._wires.values():
+        for wire, step in self._wires.values():
             try:
                 built.append(build(wire, given))
             except ValueError as error:
-                section.problem(str(error), "await.transport")
+                self._findings.add(str(error), line=wire.line, step=step, key="await.transport")
         self._findings.raise_any()
         return built
 
@@ -131,10 +131,12 @@ class Draft:
         self._parts.append(boundary)
         if wire is None:
             return
-        other = self._wires.setdefault(wire.name, (wire, section))[0]
-        if other != wire:
-            section.problem(f"another boundary describes a transport {wire.name!r} differently; describe it once, and "
-                            f"name it elsewhere: transport: {{name: {wire.name}}}", "await.transport")  # fmt: skip
+        other, step = self._wires.setdefault(wire.name, (wire, name))
+        if not other.is_like(wire):
+            self._findings.add(
+                f"{step!r} describes a transport {wire.name!r} differently; describe it once, and name it elsewhere: "
+                f"transport: {{name: {wire.name}}}", line=wire.line, step=name, key="await.transport",
+            )  # fmt: skip
 
 
 def _read_name(section: Section) -> str | None:

@@ -40,6 +40,10 @@ class Wire(msgspec.Struct, frozen=True):
     type: str
     name: str
     options: dict[str, Any]
+    line: int
+
+    def is_like(self, other: Wire) -> bool:
+        return (self.type, self.name, self.options) == (other.type, other.name, other.options)
 
 
 def read_wire(section: Section, default: str) -> tuple[str | None, Wire | None]:
@@ -64,7 +68,7 @@ def read_wire(section: Section, default: str) -> tuple[str | None, Wire | None]:
     if kind == "interaction-api" and name in (None, INBOX):
         return INBOX, None
     name = name or default
-    return name, Wire(kind, name, options)
+    return name, Wire(kind, name, options, section.line)
 
 
 def build(wire: Wire, given: TransportOptions) -> Transport:
