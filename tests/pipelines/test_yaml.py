@@ -225,6 +225,16 @@ def test_anchors_and_merges_are_read_as_yaml_has_them(tmp_path: Path) -> None:
     assert (step.retries, step.backoff(1)) == (7, timedelta(seconds=2))
 
 
+def test_what_several_steps_merge_is_not_taken_for_keys_that_are_written_twice(tmp_path: Path) -> None:
+    path = put(tmp_path / "p.yaml", "name: p\nmodule: tests.pipelines.examples\nsteps:\n"
+               "- &often {<<: {retries: 7}, name: a, function: double, retries: 8}\n"
+               "- {<<: *often, name: b}\n- {<<: *often, name: c}\n")  # fmt: skip
+
+    steps = [part for part in load(path).parts if isinstance(part, PipelineStep)]
+
+    assert [(step.name, step.retries) for step in steps] == [("a", 8), ("b", 8), ("c", 8)]
+
+
 def test_an_error_while_a_module_is_imported_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from stepwell import InvalidPipeline
+from stepwell.pipelines.files import read
 from tests.pipelines.written import GOOD, STRATEGY, TRANSPORT, line_of, prices, put, refused
 
 ASK = "Ask prices"
@@ -216,6 +220,33 @@ def test_what_is_no_pipeline_at_all_is_refused_with_the_file(tmp_path: Path, tex
 
     assert says in str(error)
     assert {problem.file for problem in error.problems} == {str(path)}
+
+
+ODD = [
+    "null", "5", "-1", "1e400", "[]", "{}", "[a]", "{a: b}", "''", "true", "2020-13-45", "!!int x", "!foo bar", "*x",
+    "list[", "os:system", ":", "a:", "PT9999999999999S", "1:30:00", "x" * 300, "tests.pipelines.written:NUMBER",
+    '"\\0"', "https://[", "!!python/object:os.system {}", "typing:Optional", "&x [*x]",
+]  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    line=st.integers(0, GOOD.count("\n") - 1), odd=st.sampled_from(ODD),
+    transport=st.sampled_from([TRANSPORT, HOOK, KAFKA, SQS, NATS]),
+)  # fmt: skip
+def test_whatever_stands_behind_a_key_the_file_is_read_or_refused(
+    tmp_path: Path, line: int, odd: str, transport: str
+) -> None:
+    lines = GOOD.replace(TRANSPORT, transport).splitlines()
+    lines[line] = f"{lines[line].partition(':')[0]}: {odd}"
+    path = put(tmp_path / "odd.yaml", "\n".join(lines))
+
+    try:
+        shown = read(path).diagram()
+    except InvalidPipeline as error:
+        shown = str(error)
+
+    assert "segment 0" in shown or str(path) in shown
 
 
 def test_a_file_that_can_not_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
