@@ -12,7 +12,7 @@ import msgspec
 
 from stepwell._core.replies import ReplyType, reply_type
 from stepwell.context import Context
-from stepwell.errors import InvalidInput
+from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
@@ -105,7 +105,7 @@ def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
             namespace[f"item_{segment.number}"] = _item_step(pipeline, segment)
 
     async def handle(self: Machine, error: Exception, ctx: Context[Any]) -> Outcome:
-        hopeless = isinstance(error, InvalidInput)
+        hopeless = isinstance(error, Cancel | InvalidInput)
         if hopeless or ctx.attempt + 1 >= pipeline.item_attempts:
             return Stop(error)
         return Retry(exponential(ctx.attempt))
