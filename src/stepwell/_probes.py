@@ -25,6 +25,7 @@ POINTS = (
     "pruner.pruned",
     "reaper.reaped",
     "reconciler.looked",
+    "settling.admitted",  # an answer is in, its broker does not know it yet
     "sharer.moved",
     "timers.ticked",
     "transactions.begun",  # the transaction is open and marked, the step has not run

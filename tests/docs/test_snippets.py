@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from tests.conftest import MakeHarness
+from tests.docs.brokers import broker_for
 from tests.docs.pages import ROOT, blocks, needs_own_process, pages
 from tests.docs.snippets import run_page, run_page_apart
 
@@ -35,9 +36,15 @@ async def test_every_python_block_runs_and_prints_what_the_page_says(
     h = await make_harness()
     monkeypatch.setenv("STEPWELL_DATABASE_URL", h.url)
     monkeypatch.chdir(tmp_path)
+    with broker_for(page, tmp_path) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        await _run(page, h.url, tmp_path, monkeypatch)
 
+
+async def _run(page: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if needs_own_process(page):
-        for name, value in libpq_environment(h.url).items():
+        for name, value in libpq_environment(url).items():
             monkeypatch.setenv(name, value)
         await run_page_apart(page, tmp_path)
     else:

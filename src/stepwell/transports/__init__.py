@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from stepwell._core.interactions import Answer, Completion, Dispatch
-from stepwell.errors import InvalidSignature, SendFailed, Undeliverable
+from stepwell.errors import InvalidEnvelope, InvalidSignature, SendFailed, Undeliverable, UnknownDestination
 from stepwell.transports.base import Admit, Transport
 from stepwell.transports.inbox import Inbox
+from stepwell.transports.nats import Nats
 from stepwell.transports.signing import SIGNATURE_HEADER, verify_signature
 from stepwell.transports.webhook import Webhook
 
 __all__ = [
-    "SIGNATURE_HEADER", "Admit", "Answer", "Completion", "Dispatch", "Inbox", "InvalidSignature", "SendFailed",
-    "Transport", "Undeliverable", "Webhook", "verify_signature",
+    "SIGNATURE_HEADER", "Admit", "Answer", "Completion", "Dispatch", "Inbox", "InvalidEnvelope", "InvalidSignature",
+    "Nats", "SendFailed", "Transport", "Undeliverable", "UnknownDestination", "Webhook", "verify_signature",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -17,12 +17,14 @@ _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 
 
-def read_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def read_headers(
+    headers: Mapping[str, str], *, reserved: Collection[str] = _RESERVED, prefixes: tuple[str, ...] = (OWN_PREFIX,)
+) -> dict[str, str]:
     """Check an author's headers; ValueError names the one that can not be sent."""
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a header")
-        if name.lower() in _RESERVED or name.lower().startswith(OWN_PREFIX):
+        if name.lower() in reserved or name.lower().startswith(prefixes):
             raise ValueError(f"{name} is set by the transport itself")
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
             raise ValueError(f"the value of {name} can not be sent: expected printable ASCII")  # it may be a secret

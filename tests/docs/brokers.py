@@ -1,0 +1,33 @@
+"""Brokers for the pages that ask over one, and the variables by which these find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def broker_for(page: Path, folder: Path) -> Iterator[Mapping[str, str]]:
+    """Start what a page needs, for as long as it runs."""
+    start = _BROKERS.get(page.stem)
+    if start is None:
+        yield {}
+    else:
+        with start(folder) as variables:
+            yield variables
+
+
+@contextmanager
+def _nats(folder: Path) -> Iterator[Mapping[str, str]]:
+    from tests.transports.brokers.nats_side import NatsServer  # noqa: PLC0415 - only this page needs it
+
+    server = NatsServer(folder / "nats")
+    server.start()
+    try:
+        yield {"NATS_URL": server.url}
+    finally:
+        server.stop()
+
+
+_BROKERS: dict[str, Callable[[Path], AbstractContextManager[Mapping[str, str]]]] = {"ask-over-nats": _nats}

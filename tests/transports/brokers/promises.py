@@ -1,0 +1,301 @@
+"""What every transport over a broker promises under a real engine; a broker's tests subclass it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from stepwell import Engine, UnknownDestination
+from stepwell.testing import Harness, armed
+from stepwell.transports import Undeliverable
+from stepwell.transports.envelopes import QUESTION, load_schema
+from tests.asks.machines import Batch, Expense
+from tests.conftest import MakeHarness
+from tests.support.processes import ROOT
+from tests.transports.brokers.sides import BrokerSide
+from tests.transports.dispatches import make_dispatch
+
+YES = {"approved": True}
+NOBODY = "00000000-0000-4000-8000-000000000000"
+ITEMS = 60
+
+
+def codes(letters: Any) -> list[str]:
+    return sorted(letter.headers["stepwell-reason-code"] for letter in letters)
+
+
+class BrokerPromises:
+    """Given `side`, a fixture: a far side that is open."""
+
+    responds_by: str  # the last word of the header that says where to answer
+
+    async def test_a_question_goes_out_and_its_answer_comes_back(
+        self, side: BrokerSide, make_harness: MakeHarness
+    ) -> None:
+        """Scenarios 77 and 78: envelope and headers are those of the contract, ours before an author's."""
+        transport = side.make_transport(headers={"x-team": "shop"})
+        h = await make_harness([Expense], transports=[transport])
+        async with h.engine.worker():
+            expense = await h.engine.start(Expense, {"transport": "broker", "amount": 12, "seconds": 60})
+            [letter] = await side.letters(1)
+            question = letter.document
+            await side.reply(question, YES)
+            result = await expense.result(timeout=30)
+
+        jsonschema.validate(question, load_schema(QUESTION))
+        assert question["requestPayload"] == {"amount": 12}
+        assert {name: value for name, value in letter.headers.items() if not name.startswith("Nats-")} == {
+            "x-team": "shop",
+            "stepwell-execution-id": str(expense.id),
+            "stepwell-interaction-id": question["interactionId"],
+            "stepwell-correlation-id": question["correlationId"],
+            "stepwell-step-id": "Expense.start",
+            "stepwell-attempt": "1",
+            f"stepwell-response-{self.responds_by}": side.options["responses"],
+        }
+        assert result == {"status": "completed", "approved": True, "actor": "provider", "type": "Decision"}
+
+    async def test_a_token_and_a_tenant_travel_along(self, side: BrokerSide, make_harness: MakeHarness) -> None:
+        h = await make_harness(
+            [Expense], transports=[side.make_transport()], token_keys={"k": "k" * 32}, tenant="zoë",
+        )  # fmt: skip
+        async with h.engine.worker():
+            expense = await h.engine.start(Expense, {"transport": "broker", "token": True})
+            [letter] = await side.letters(1)
+            question = letter.document
+            await side.reply(question, YES, resumeToken=None)
+            [dead] = await side.dead_letters(1)
+            await side.reply(question, YES, interactionId="")
+            result = await expense.result(timeout=30)
+
+        assert question["tenantId"] == letter.headers["stepwell-tenant-id"] == "zoë"
+        assert dead.headers["stepwell-reason-code"] == "InvalidToken"
+        assert result["approved"] is True
+
+    async def test_what_is_no_answer_and_what_is_refused_goes_to_the_dead_letters_with_the_reason(
+        self, side: BrokerSide, make_harness: MakeHarness
+    ) -> None:
+        """None of it stops the stream, and a wrong answer leaves its question open."""
+        h = await make_harness([Expense], transports=[side.make_transport(tries=2)], tenant="acme")
+        async with h.engine.worker():
+            expense = await h.engine.start(Expense, {"transport": "broker"})
+            [question] = await side.received(1)
+            poison = poison_for(question)
+            for body in poison:
+                await side.put(body)
+            dead = await side.dead_letters(len(poison))
+            await side.reply(question, YES)
+            result = await expense.result(timeout=30)
+            await side.reply(question, {"approved": False})
+            again = await side.dead_letters(len(poison) + 1)
+
+        assert result["approved"] is True
+        assert sorted(letter.body for letter in dead) == sorted(poison)
+        assert {body: headers["stepwell-reason-code"] for body, headers, _ in dead} == poison
+        assert all(letter.headers["stepwell-reason"] for letter in dead)
+        assert {*codes(again)} == {*poison.values(), "CompletionConflict"}
+
+    async def test_a_broker_that_restarts_in_the_middle_loses_nothing(
+        self, side: BrokerSide, make_harness: MakeHarness
+    ) -> None:
+        """What was asked before is answered after, and what is asked while it is away goes out when it is back."""
+        h = await make_harness([Batch, Expense], transports=[hurried(side)])
+        async with h.engine.worker(), answering(side, ITEMS + 1, begins_after=10) as provider:
+            batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "window": 20, "transport": "broker"})
+            await provider.answered(10)
+            await side.fail()
+            expense = await h.engine.start(Expense, {"transport": "broker", "amount": 7})
+            await side.recover()
+            provider.go_on()
+            result = await batch.result(timeout=30)
+            await expense.result(timeout=30)
+
+        assert result == [[n, "completed", n] for n in range(ITEMS)]
+
+    async def test_two_workers_share_the_answers_and_one_that_leaves_loses_none(
+        self, side: BrokerSide, make_harness: MakeHarness
+    ) -> None:
+        """A rebalance in the middle: who takes over may get again what the other had, and it is a duplicate then."""
+        h = await make_harness([Batch], transports=[side.make_transport()])
+        other = Engine(h.url, machines=[Batch], transports=[side.make_transport()])
+        async with h.engine.worker(), answering(side, ITEMS, begins_after=20) as provider:
+            async with other, other.worker():
+                batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "window": 20, "transport": "broker"})
+                await provider.answered(20)
+            provider.go_on()
+            result = await batch.result(timeout=30)
+
+        assert result == [[n, "completed", n] for n in range(ITEMS)]
+        assert await side.dead_letters(0) == []
+
+    async def test_a_worker_killed_between_admission_and_acknowledgement_admits_once(
+        self, side: BrokerSide, make_harness: MakeHarness
+    ) -> None:
+        h = await make_harness([Expense], transports=[side.make_transport()])
+        async with killed_worker(h, side, "settling.admitted") as process:
+            expense = await h.engine.start(Expense, {"transport": "broker"})
+            [question] = await side.received(1)
+            await side.reply(question, YES)
+            assert await process.wait() == -signal.SIGKILL
+
+        admitted = await h.engine.interactions.get(question["interactionId"])
+        with armed("settling.admitted") as again:
+            async with h.engine.worker():
+                await again.reached()  # the same answer came once more
+                result = await expense.result(timeout=30)
+
+        assert result["approved"] is True
+        assert await h.engine.interactions.get(question["interactionId"]) == admitted  # the first one counts
+        assert await side.dead_letters(0) == []
+
+    async def test_a_worker_killed_between_sending_and_noting_it_asks_again(
+        self, side: BrokerSide, make_harness: MakeHarness
+    ) -> None:
+        """Scenario 82."""
+        h = await make_harness([Expense], transports=[side.make_transport()], reap=timedelta(milliseconds=200))
+        async with killed_worker(h, side, "dispatcher.sent") as process:
+            await h.engine.start(Expense, {"transport": "broker"})
+            assert await process.wait() == -signal.SIGKILL
+        [first] = await side.received(1)
+
+        async with h.engine.worker():
+            second = (await side.received(2))[1]
+
+        assert second == {**first, "attempt": 2}
+
+    async def test_what_is_too_large_for_the_broker_fails_its_question(self, side: BrokerSide) -> None:
+        transport = side.make_transport()
+        await transport.open()
+        try:
+            with pytest.raises(Undeliverable, match="bytes"):
+                await transport.send(make_dispatch(request="x" * self.too_large))
+            await transport.send(make_dispatch())
+        finally:
+            await transport.close()
+
+    too_large = 2_000_000
+
+    @pytest.mark.parametrize("field", ["requests", "responses", "dead_letters"])
+    async def test_a_destination_that_is_not_there_is_named_when_it_is_opened(
+        self, side: BrokerSide, field: str
+    ) -> None:
+        nowhere = self.nowhere(side)
+        transport = side.make_transport(**{field: nowhere})
+
+        with pytest.raises(UnknownDestination, match=r"there is no .*nowhere") as refused:
+            await transport.open()
+
+        assert (refused.value.transport, refused.value.destination) == ("broker", nowhere)
+        await transport.close()
+
+    def nowhere(self, side: BrokerSide) -> str:
+        return "nowhere"
+
+
+class Provider:
+    """The other side as it works: answers each question once, up to a number, then waits to be told to go on."""
+
+    def __init__(self, side: BrokerSide, begins_after: int) -> None:
+        self._side = side
+        self._first = begins_after
+        self._gate = asyncio.Event()
+        self._done: set[str] = set()
+        self._changed = asyncio.Condition()
+
+    def go_on(self) -> None:
+        self._gate.set()
+
+    async def answered(self, number: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._done) >= number)
+
+    async def run(self, number: int) -> None:
+        seen = 0
+        while len(self._done) < number:
+            questions = await self._side.received(seen + 1)
+            for question in questions[seen:]:
+                await self._answer(question)
+            seen = len(questions)
+
+    async def _answer(self, question: Mapping[str, Any]) -> None:
+        if question["interactionId"] in self._done:
+            return
+        if len(self._done) >= self._first:
+            await self._gate.wait()
+        asked = question["requestPayload"]
+        await self._side.reply(question, asked.get("number", YES))
+        async with self._changed:
+            self._done.add(question["interactionId"])
+            self._changed.notify_all()
+
+
+@asynccontextmanager
+async def answering(side: BrokerSide, number: int, *, begins_after: int) -> AsyncIterator[Provider]:
+    provider = Provider(side, begins_after)
+    running = asyncio.create_task(provider.run(number))
+    try:
+        yield provider
+        async with asyncio.timeout(30):
+            await running
+    finally:
+        running.cancel()
+
+
+@asynccontextmanager
+async def killed_worker(h: Harness, side: BrokerSide, point: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker process that dies at a point, ready to work."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.transports.brokers.worker", h.url, side.kind, json.dumps(side.options),
+        "--crash", point, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        async with asyncio.timeout(30):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def hurried(side: BrokerSide) -> Any:
+    """A transport that does not wait for seconds between two tries."""
+    transport = side.make_transport()
+    transport.backoff = lambda attempt: timedelta(milliseconds=50 * attempt)  # type: ignore[method-assign]
+    return transport
+
+
+def poison_for(question: Mapping[str, Any]) -> dict[bytes, str]:
+    """What may lie where answers are expected, and the reason why it is not taken."""
+    right = {"tenantId": "acme", "interactionId": question["interactionId"], "responsePayload": YES}
+    wrong: list[tuple[bytes | dict[str, Any], str]] = [
+        (b"{", "InvalidEnvelope"),
+        (b"[1]", "InvalidEnvelope"),
+        (b"\xff\xfe", "InvalidEnvelope"),
+        (b'{"tenantId":"acme","responsePayload":' + b"[" * 5000, "InvalidEnvelope"),
+        ({**right, "tenantId": 7}, "InvalidEnvelope"),
+        ({k: v for k, v in right.items() if k != "tenantId"}, "InvalidEnvelope"),
+        ({k: v for k, v in right.items() if k != "responsePayload"}, "InvalidEnvelope"),
+        ({**right, "interactionId": " "}, "InvalidEnvelope"),
+        ({**right, "actor": ["ana"]}, "InvalidEnvelope"),
+        ({**right, "interactionId": "the first"}, "InvalidInput"),
+        ({**right, "actor": "a\0b"}, "InvalidInput"),
+        ({**right, "responsePayload": {"approved": True, "note": "a\0b"}}, "InvalidPayload"),
+        ({**right, "responsePayload": {"approved": "perhaps"}}, "InvalidReply"),
+        ({**right, "responsePayload": None}, "InvalidReply"),
+        ({**right, "resumeToken": "sw1.k.p.s"}, "InvalidToken"),
+        ({**right, "interactionId": NOBODY}, "UnknownInteraction"),
+        ({**right, "tenantId": "globex"}, "UnknownInteraction"),
+    ]  # fmt: skip
+    return {body if isinstance(body, bytes) else msgspec.json.encode(body): code for body, code in wrong}

@@ -1,0 +1,90 @@
+"""How transports over brokers are declared, and what is refused there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import DefinitionError, transports
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "Nats": {"servers": "nats://127.0.0.1:4222", "requests": "pay.ask", "responses": "pay.say"},
+}
+CLIENTS = {"Nats": ("nats", "nats")}
+COMMON: list[tuple[dict[str, Any], str, str]] = [
+    ({"requests": ""}, "requests", "expected"),
+    ({"requests": None}, "requests", "expected"),
+    ({"responses": 7}, "responses", "expected"),
+    ({"dead_letters": "a b"}, "dead_letters", "expected"),
+    ({"headers": {"stepwell-tenant-id": "x"}}, "headers", "set by the transport"),
+    ({"headers": {"X Key": "a"}}, "headers", "X Key"),
+    ({"headers": {"x": "a\r\nb"}}, "headers", "x"),
+    ({"headers": {"x": 7}}, "headers", "x"),
+    ({"tries": -1}, "tries", "from 1"),
+    ({"tries": True}, "tries", "from 1"),
+    ({"tries": 1_000_000}, "tries", "at most"),
+    ({"every": 0.1}, "every", "timedelta"),
+    ({"every": timedelta(0)}, "every", "above 0"),
+    ({"timeout": timedelta(days=1)}, "timeout", "at most"),
+    ({"max_in_flight": 0}, "max_in_flight", "from 1"),
+]
+OWN: list[tuple[str, dict[str, Any], str, str]] = [
+    ("Nats", {"servers": []}, "servers", "nats://"),
+    ("Nats", {"servers": [7]}, "servers", "nats://"),
+    ("Nats", {"servers": None}, "servers", "iterable"),
+    ("Nats", {"requests": "pay.*"}, "requests", "wildcards"),
+    ("Nats", {"responses": "pay.>"}, "responses", "wildcards"),
+    ("Nats", {"responses": "pay.ask"}, "dead_letters", "a subject each"),
+    ("Nats", {"durable": "a.b"}, "durable", "letters"),
+    ("Nats", {"headers": {"Nats-Msg-Id": "x"}}, "headers", "set by the transport"),
+    ("Nats", {"ack_wait": timedelta(seconds=3)}, "ack_wait", "tries x every"),
+    ("Nats", {"concurrency": 0}, "concurrency", "from 1"),
+    ("Nats", {"wait": "5 s"}, "wait", "timedelta"),
+]
+
+
+def require(kind: str) -> None:
+    pytest.importorskip(CLIENTS[kind][0], reason=f'the extra "{CLIENTS[kind][1]}" is not installed')
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_it_is_declared_by_where_to_ask_and_where_answers_come(kind: str) -> None:
+    require(kind)
+
+    made = getattr(transports, kind)("payments", **RIGHT[kind], headers={"x-team": "shop"}, max_in_flight=7, tries=0)
+
+    assert (made.name, made.max_in_flight, made.sends) == ("payments", 7, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "field", "problem"), [*((kind, *case) for kind in RIGHT for case in COMMON), *OWN]
+)
+def test_what_is_written_wrongly_is_refused_by_the_name_of_its_field(
+    kind: str, changes: dict[str, Any], field: str, problem: str
+) -> None:
+    require(kind)
+
+    with pytest.raises(DefinitionError) as refused:
+        getattr(transports, kind)("payments", **{**RIGHT[kind], **changes})
+
+    assert str(refused.value).startswith(f"{kind}('payments'): {field}: ")
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_without_the_extra_everything_but_making_one_works(kind: str) -> None:
+    client, extra = CLIENTS[kind]
+    script = (
+        f"import sys; sys.modules[{client!r}] = None\n"
+        "from stepwell import MissingExtra, transports\n"
+        f"try: transports.{kind}('p', **{RIGHT[kind]!r})\n"
+        "except MissingExtra as error: print(error)\n"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert f"pip install 'stepwell[{extra}]'" in ran.stdout

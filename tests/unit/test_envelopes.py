@@ -1,0 +1,113 @@
+"""The contract with the other side of a broker: what is sent and what is taken is what the schemas say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepwell import InvalidEnvelope
+from stepwell.transports import Answer
+from stepwell.transports.envelopes import ANSWER, QUESTION, load_schema, read_answer, write_headers, write_question
+from stepwell.transports.settling import Refusal
+from tests.transports.dispatches import make_dispatch
+
+RIGHT: dict[str, Any] = {"tenantId": "acme", "interactionId": "int-1", "responsePayload": {"ok": True}}
+FIELDS = ("tenantId", "interactionId", "correlationId", "resumeToken", "idempotencyKey", "actor", "responsePayload",
+          "x")  # fmt: skip
+VALUES = st.one_of(st.none(), st.sampled_from(["", " ", "\t\n", "a", "é"]), st.text(max_size=5), st.integers(0, 9),
+                   st.lists(st.none(), max_size=1))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [QUESTION, ANSWER])
+def test_the_schemas_are_schemas(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(load_schema(name))
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"deadline": None, "token": None, "index": None}, {"index": 7, "request": None, "tenant": ""},
+])  # fmt: skip
+def test_what_is_sent_is_what_the_schema_says(changes: dict[str, Any]) -> None:
+    dispatch = make_dispatch(**changes)
+
+    sent = msgspec.json.decode(write_question(dispatch))
+
+    jsonschema.validate(sent, load_schema(QUESTION))
+    assert sent == dispatch.envelope()
+    assert set(sent) == set(load_schema(QUESTION)["properties"])
+
+
+CHANGES = st.dictionaries(st.sampled_from(FIELDS), VALUES)
+
+
+@given(st.one_of(CHANGES, CHANGES.map(lambda changes: {**RIGHT, **changes}), VALUES))
+def test_what_is_taken_is_what_the_schema_says(document: Any) -> None:
+    allowed = jsonschema.Draft202012Validator(load_schema(ANSWER)).is_valid(document)
+
+    try:
+        read_answer(msgspec.json.encode(document))
+    except InvalidEnvelope:
+        assert not allowed
+    else:
+        assert allowed
+
+
+def test_a_whole_question_with_a_reply_is_an_answer() -> None:
+    dispatch = make_dispatch()
+
+    answer = read_answer(msgspec.json.encode({**dispatch.envelope(), "responsePayload": [1], "actor": "ana"}))
+
+    assert answer == Answer(
+        reply=[1], interaction="int-1", correlation="cor-1", token="sw1.k.p.s", actor="ana", tenant="acme",  # noqa: S106 - of this test
+    )  # fmt: skip
+
+
+def test_what_is_blank_is_not_there() -> None:
+    blank = {"correlationId": "", "resumeToken": " ", "actor": "", "idempotencyKey": ""}
+
+    answer = read_answer(msgspec.json.encode({**RIGHT, **blank}))
+
+    assert answer == Answer(reply={"ok": True}, interaction="int-1", tenant="acme")
+
+
+@pytest.mark.parametrize(("body", "problem"), [
+    (b"", "truncated"), (b"{", "truncated"), (b"null", "object"), (b"\xff", "malformed"),
+    (b'{"tenantId": "a", "responsePayload": ' + b"[" * 100_000, "recursion"),
+    (b'{"tenantId": "a", "interactionId": "i"}', "responsePayload"),
+    (b'{"interactionId": "i", "responsePayload": 1}', "tenantId"),
+    (b'{"tenantId": "a", "responsePayload": 1}', "interactionId"),
+    (b'{"tenantId": "a", "resumeToken": "sw1.k.p.s", "responsePayload": 1}', "interactionId"),
+    (b'{"tenantId": "a", "interactionId": "i", "responsePayload": NaN}', "malformed"),
+])  # fmt: skip
+def test_what_is_no_answer_is_refused_and_the_error_says_why(body: bytes, problem: str) -> None:
+    with pytest.raises(InvalidEnvelope) as refused:
+        read_answer(body)
+
+    assert problem in str(refused.value)
+    assert refused.value.field == "envelope"
+
+
+def test_our_headers_win_and_what_is_empty_has_none() -> None:
+    author = {"x-team": "shop", "stepwell-tenant-id": "globex"}
+
+    headers = write_headers(make_dispatch(), author, topic="answers")
+
+    assert headers == {
+        "x-team": "shop", "stepwell-tenant-id": "acme", "stepwell-execution-id": "42",
+        "stepwell-interaction-id": "int-1", "stepwell-correlation-id": "cor-1", "stepwell-step-id": "Order.pay",
+        "stepwell-attempt": "1", "stepwell-response-topic": "answers",
+    }  # fmt: skip
+    assert "stepwell-tenant-id" not in write_headers(make_dispatch(tenant=""), {})
+
+
+def test_a_reason_fits_any_header() -> None:
+    refusal = Refusal.of(InvalidEnvelope("envelope", "Zoë\r\nx-evil: 1\0" + "x" * 10_000))
+
+    assert refusal.code == "InvalidEnvelope"
+    assert refusal.reason.startswith("envelope: Zo\\xeb??x-evil: 1?x")
+    assert len(refusal.reason) == 500
+    assert Refusal.of(ValueError()).reason == "ValueError"
