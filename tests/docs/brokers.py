@@ -30,4 +30,19 @@ def _nats(folder: Path) -> Iterator[Mapping[str, str]]:
         server.stop()
 
 
-_BROKERS: dict[str, Callable[[Path], AbstractContextManager[Mapping[str, str]]]] = {"ask-over-nats": _nats}
+@contextmanager
+def _kafka(_: Path) -> Iterator[Mapping[str, str]]:
+    from tests.transports.brokers.clusters import Cluster  # noqa: PLC0415 - the same
+
+    cluster = Cluster()
+    for topic in ("payments.requests", "payments.results", "payments.results.dead"):
+        cluster.create(topic)
+    try:
+        yield {"KAFKA_BROKERS": cluster.address}
+    finally:
+        cluster.close()
+
+
+_BROKERS: dict[str, Callable[[Path], AbstractContextManager[Mapping[str, str]]]] = {
+    "ask-over-kafka": _kafka, "ask-over-nats": _nats,
+}  # fmt: skip

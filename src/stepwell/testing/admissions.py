@@ -62,6 +62,10 @@ class Admissions:
         """Wait until the answers to all of these have come, whether they were let in or not."""
         await self._until(lambda: {answer.interaction for answer in self.tried} >= set(interactions))
 
+    async def tried_some(self, number: int) -> None:
+        """Wait until so many have come, whichever they are."""
+        await self._until(lambda: len(self.tried) >= number)
+
     def check_untried(self, interaction: str) -> None:
         """What was over before has not come again."""
         if any(answer.interaction == interaction for answer in self.tried):

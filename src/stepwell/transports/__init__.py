@@ -6,11 +6,12 @@ from stepwell._core.interactions import Answer, Completion, Dispatch
 from stepwell.errors import InvalidEnvelope, InvalidSignature, SendFailed, Undeliverable, UnknownDestination
 from stepwell.transports.base import Admit, Transport
 from stepwell.transports.inbox import Inbox
+from stepwell.transports.kafka import Kafka
 from stepwell.transports.nats import Nats
 from stepwell.transports.signing import SIGNATURE_HEADER, verify_signature
 from stepwell.transports.webhook import Webhook
 
 __all__ = [
     "SIGNATURE_HEADER", "Admit", "Answer", "Completion", "Dispatch", "Inbox", "InvalidEnvelope", "InvalidSignature",
-    "Nats", "SendFailed", "Transport", "Undeliverable", "UnknownDestination", "Webhook", "verify_signature",
+    "Kafka", "Nats", "SendFailed", "Transport", "Undeliverable", "UnknownDestination", "Webhook", "verify_signature",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import msgspec
@@ -17,7 +17,7 @@ import pytest
 
 from stepwell import Engine, UnknownDestination
 from stepwell.testing import Harness, armed
-from stepwell.transports import Undeliverable
+from stepwell.transports import SendFailed, Transport, Undeliverable
 from stepwell.transports.envelopes import QUESTION, load_schema
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
@@ -37,6 +37,7 @@ def codes(letters: Any) -> list[str]:
 class BrokerPromises:
     """Given `side`, a fixture: a far side that is open."""
 
+    absent: ClassVar[dict[str, Any]]  # options that lead nowhere
     responds_by: str  # the last word of the header that says where to answer
 
     async def test_a_question_goes_out_and_its_answer_comes_back(
@@ -174,16 +175,20 @@ class BrokerPromises:
         assert second == {**first, "attempt": 2}
 
     async def test_what_is_too_large_for_the_broker_fails_its_question(self, side: BrokerSide) -> None:
-        transport = side.make_transport()
-        await transport.open()
-        try:
+        async with opened_one(side) as transport:
             with pytest.raises(Undeliverable, match="bytes"):
-                await transport.send(make_dispatch(request="x" * self.too_large))
+                await transport.send(make_dispatch(request="x" * 2_000_000))
             await transport.send(make_dispatch())
-        finally:
-            await transport.close()
 
-    too_large = 2_000_000
+    async def test_a_broker_that_is_not_there_is_said_when_it_is_opened(self, side: BrokerSide) -> None:
+        transport = side.make_transport(**self.absent)
+
+        with pytest.raises(SendFailed, match="does not answer"):
+            await transport.open()
+
+        with pytest.raises(SendFailed, match="closed"):
+            await transport.send(make_dispatch())
+        await transport.close()
 
     @pytest.mark.parametrize("field", ["requests", "responses", "dead_letters"])
     async def test_a_destination_that_is_not_there_is_named_when_it_is_opened(
@@ -200,6 +205,17 @@ class BrokerPromises:
 
     def nowhere(self, side: BrokerSide) -> str:
         return "nowhere"
+
+
+@asynccontextmanager
+async def opened_one(side: BrokerSide, **changes: Any) -> AsyncIterator[Any]:
+    """A transport of that side, open."""
+    transport: Transport = side.make_transport(**changes)
+    await transport.open()
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 class Provider:

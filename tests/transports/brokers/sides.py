@@ -30,6 +30,10 @@ class BrokerSide(AnsweringSide):
 
     kind: ClassVar[str]  # of the transport
 
+    @abstractmethod
+    def make_transport(self, **changes: Any) -> Any:
+        """A transport with these options changed."""
+
     @property
     @abstractmethod
     def options(self) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import pytest
 from stepwell import DefinitionError, transports
 
 RIGHT: dict[str, dict[str, Any]] = {
+    "Kafka": {"brokers": "127.0.0.1:9092", "requests": "pay.ask", "responses": "pay.say", "group": "shop"},
     "Nats": {"servers": "nats://127.0.0.1:4222", "requests": "pay.ask", "responses": "pay.say"},
 }
-CLIENTS = {"Nats": ("nats", "nats")}
+CLIENTS = {"Kafka": ("confluent_kafka", "kafka"), "Nats": ("nats", "nats")}
 COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"requests": ""}, "requests", "expected"),
     ({"requests": None}, "requests", "expected"),
@@ -33,6 +34,14 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"max_in_flight": 0}, "max_in_flight", "from 1"),
 ]
 OWN: list[tuple[str, dict[str, Any], str, str]] = [
+    ("Kafka", {"brokers": ""}, "brokers", "expected"),
+    ("Kafka", {"requests": "pay/ask"}, "requests", "letters"),
+    ("Kafka", {"requests": ".."}, "requests", "letters"),
+    ("Kafka", {"responses": "pay.ask"}, "dead_letters", "a topic each"),
+    ("Kafka", {"group": " "}, "group", "expected"),
+    ("Kafka", {"key": "orderId"}, "key", "correlationId"),
+    ("Kafka", {"batch": 0}, "batch", "from 1"),
+    ("Kafka", {"config": {"enable.auto.commit": False}}, "config", "set by the transport"),
     ("Nats", {"servers": []}, "servers", "nats://"),
     ("Nats", {"servers": [7]}, "servers", "nats://"),
     ("Nats", {"servers": None}, "servers", "iterable"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -38,3 +39,4 @@ class TestConformance(StreamConformance):
 
 class TestPromises(BrokerPromises):
     responds_by = "subject"
+    absent: ClassVar = {"servers": "nats://127.0.0.1:9"}
