@@ -43,6 +43,20 @@ def _kafka(_: Path) -> Iterator[Mapping[str, str]]:
         cluster.close()
 
 
+@contextmanager
+def _sqs(_: Path) -> Iterator[Mapping[str, str]]:
+    from tests.transports.brokers.sqs_side import REGION, SqsServer  # noqa: PLC0415 - the same
+
+    server = SqsServer()
+    try:
+        yield {
+            "AWS_ENDPOINT_URL": server.url, "AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }  # fmt: skip
+    finally:
+        server.stop()
+
+
 _BROKERS: dict[str, Callable[[Path], AbstractContextManager[Mapping[str, str]]]] = {
-    "ask-over-kafka": _kafka, "ask-over-nats": _nats,
+    "ask-over-kafka": _kafka, "ask-over-nats": _nats, "ask-over-sqs": _sqs,
 }  # fmt: skip

@@ -9,9 +9,11 @@ from stepwell.transports.inbox import Inbox
 from stepwell.transports.kafka import Kafka
 from stepwell.transports.nats import Nats
 from stepwell.transports.signing import SIGNATURE_HEADER, verify_signature
+from stepwell.transports.sqs import Sqs
 from stepwell.transports.webhook import Webhook
 
 __all__ = [
     "SIGNATURE_HEADER", "Admit", "Answer", "Completion", "Dispatch", "Inbox", "InvalidEnvelope", "InvalidSignature",
-    "Kafka", "Nats", "SendFailed", "Transport", "Undeliverable", "UnknownDestination", "Webhook", "verify_signature",
+    "Kafka", "Nats", "SendFailed", "Sqs", "Transport", "Undeliverable", "UnknownDestination",
+    "Webhook", "verify_signature",
 ]  # fmt: skip

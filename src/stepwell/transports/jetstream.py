@@ -19,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from stepwell.errors import SendFailed, Undeliverable, UnknownDestination
 from stepwell.transports.base import Admit
-from stepwell.transports.settling import Patience, Refusal, pause_after, settle
+from stepwell.transports.settling import Patience, Refusal, pause_after, see_through, settle
 
 log = logging.getLogger("stepwell")
 
@@ -160,24 +160,31 @@ class Receiver:
                 continue
             try:
                 _check_cancelled()
-                await self._settle(message)
+                refusal = await settle(message.data, self._admit, self._patience)
             except asyncio.CancelledError:
                 self._held.append(message)
                 raise
+            except Exception as error:  # noqa: BLE001 - nobody has judged it, so it is not lost
+                await self._put_off(message, error)
+            else:
+                await see_through(self._conclude(message, refusal))
 
-    async def _settle(self, message: Msg) -> None:
-        """Acknowledge what was admitted or put aside; what nobody has judged comes again, later each time."""
+    async def _conclude(self, message: Msg, refusal: Refusal | None) -> None:
+        """Acknowledge what was admitted or put aside."""
         try:
-            refusal = await settle(message.data, self._admit, self._patience)
             if refusal is not None:
                 await self._put_aside(message, refusal)
-        except Exception as error:  # noqa: BLE001 - nobody has judged it, so it is not lost
-            pause = pause_after(message.metadata.num_delivered)
-            log.warning("transport %s: an answer was not judged: %s; again in %.1f s", self._stream.name, error, pause)
-            await self._give_back(message, pause)
-            return
-        with suppress(*_FAILURES):  # it comes again, and is a duplicate
-            await message.ack()
+        except SendFailed as error:
+            await self._put_off(message, error)
+        else:
+            with suppress(*_FAILURES):  # it comes again, and is a duplicate
+                await message.ack()
+
+    async def _put_off(self, message: Msg, error: Exception) -> None:
+        """It comes again, later each time."""
+        pause = pause_after(message.metadata.num_delivered)
+        log.warning("transport %s: an answer was not judged: %s; again in %.1f s", self._stream.name, error, pause)
+        await self._give_back(message, pause)
 
     async def _give_back(self, message: Msg, pause: float) -> None:
         with suppress(*_FAILURES):

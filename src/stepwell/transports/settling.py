@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from stepwell import _probes
 from stepwell.errors import CompletionRefused, InvalidEnvelope, InvalidInput, UnknownInteraction
@@ -14,6 +15,7 @@ from stepwell.transports.envelopes import read_answer
 
 FIRST_PAUSE: Final = 0.1  # seconds, after the first time that nobody could judge an answer
 LONGEST_PAUSE: Final = 30.0
+LONGEST_CONCLUSION: Final = 5.0  # seconds
 MOST_SAID: Final = 500  # characters of a reason: it goes into a header
 
 
@@ -75,6 +77,16 @@ async def settle(body: bytes | None, admit: Admit, patience: Patience) -> Refusa
             return None
         await asyncio.sleep(patience.every.total_seconds())
     raise AssertionError("the last try has returned")
+
+
+async def see_through(work: Coroutine[Any, Any, None]) -> None:
+    """What is judged is concluded: if we are stopped meanwhile, for a moment more."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=LONGEST_CONCLUSION)
+        raise
 
 
 def pause_after(tries: int) -> float:

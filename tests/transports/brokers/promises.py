@@ -27,7 +27,7 @@ from tests.transports.dispatches import make_dispatch
 
 YES = {"approved": True}
 NOBODY = "00000000-0000-4000-8000-000000000000"
-ITEMS = 60
+ITEMS = 40
 
 
 def codes(letters: Any) -> list[str]:
@@ -91,7 +91,7 @@ class BrokerPromises:
         async with h.engine.worker():
             expense = await h.engine.start(Expense, {"transport": "broker"})
             [question] = await side.received(1)
-            poison = poison_for(question)
+            poison = {body: code for body, code in poison_for(question).items() if side.carries(body)}
             for body in poison:
                 await side.put(body)
             dead = await side.dead_letters(len(poison))

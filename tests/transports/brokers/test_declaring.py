@@ -13,9 +13,10 @@ from stepwell import DefinitionError, transports
 
 RIGHT: dict[str, dict[str, Any]] = {
     "Kafka": {"brokers": "127.0.0.1:9092", "requests": "pay.ask", "responses": "pay.say", "group": "shop"},
+    "Sqs": {"requests": "https://sqs.example/1/ask", "responses": "https://sqs.example/1/say"},
     "Nats": {"servers": "nats://127.0.0.1:4222", "requests": "pay.ask", "responses": "pay.say"},
 }
-CLIENTS = {"Kafka": ("confluent_kafka", "kafka"), "Nats": ("nats", "nats")}
+CLIENTS = {"Sqs": ("aiobotocore", "sqs"), "Kafka": ("confluent_kafka", "kafka"), "Nats": ("nats", "nats")}
 COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"requests": ""}, "requests", "expected"),
     ({"requests": None}, "requests", "expected"),
@@ -33,7 +34,26 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"timeout": timedelta(days=1)}, "timeout", "at most"),
     ({"max_in_flight": 0}, "max_in_flight", "from 1"),
 ]
+FIFO = "https://sqs.example/1/ask.fifo"
 OWN: list[tuple[str, dict[str, Any], str, str]] = [
+    *(("Sqs", {field: f"{FIFO}{end}"}, field, "FIFO") for field in ("requests", "responses", "dead_letters")
+      for end in ("", "?x=1", "#part", "?x#y", "/", "%3Fx")),
+    ("Sqs", {"requests": "https://sqs.example/1/ask%2Efifo"}, "requests", "FIFO"),
+    ("Sqs", {"requests": "https://sqs.example/1/ask?x"}, "requests", "URL of a queue"),
+    ("Sqs", {"requests": "https://me:secret@sqs.example/1/ask"}, "requests", "URL of a queue"),
+    ("Sqs", {"requests": "ask"}, "requests", "URL of a queue"),
+    ("Sqs", {"requests": "ftp://sqs.example/1/ask"}, "requests", "URL of a queue"),
+    ("Sqs", {"responses": "https://sqs.example/1/ask"}, "dead_letters", "a queue each"),
+    ("Sqs", {"headers": {"a": "1", "b": "2", "c": "3", "d": "4"}}, "headers", "ten"),
+    ("Sqs", {"headers": {"a": ""}}, "headers", "not empty"),
+    ("Sqs", {"headers": {"a$": "x"}}, "headers", "letters"),
+    ("Sqs", {"headers": {"AWS.x": "x"}}, "headers", "set by the transport"),
+    ("Sqs", {"visibility": timedelta(milliseconds=1500)}, "visibility", "whole seconds"),
+    ("Sqs", {"visibility": timedelta(hours=13)}, "visibility", "at most"),
+    ("Sqs", {"wait": timedelta(seconds=21)}, "wait", "at most"),
+    ("Sqs", {"wait": timedelta(0)}, "wait", "above 0"),
+    ("Sqs", {"batch": 11}, "batch", "at most"),
+    ("Sqs", {"concurrency": 0}, "concurrency", "from 1"),
     ("Kafka", {"brokers": ""}, "brokers", "expected"),
     ("Kafka", {"requests": "pay/ask"}, "requests", "letters"),
     ("Kafka", {"requests": ".."}, "requests", "letters"),
