@@ -96,7 +96,9 @@ def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
         [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
     ).stdout
 
-    kept = {path.relative_to(SOURCE.parent).as_posix() for path in SOURCE.rglob("*.sql")} | {"stepwell/py.typed"}
+    others = [*SOURCE.rglob("*.sql"), *SOURCE.rglob("*.json"), SOURCE / "py.typed"]
+    kept = {path.relative_to(SOURCE.parent).as_posix() for path in others}
+    assert "stepwell/transports/schemas/answer.json" in kept
     assert {path for path in kept if path not in listed} == set()
 
 

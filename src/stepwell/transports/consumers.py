@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from stepwell.transports.base import Admit
 from stepwell.transports.producers import Producing
-from stepwell.transports.settling import Patience, Refusal, pause_after, settle
+from stepwell.transports.settling import Patience, Refusal, pause_after, put_aside, settle
 
 log = logging.getLogger("stepwell")
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 LOOK: Final = 0.2  # seconds: how long the thread waits for a record, and so how long leaving takes at most
 SLOW: Final = 1.0  # seconds after which a batch is slow: Kafka has to hear from us while it lasts
 COMMIT_EVERY: Final = 1_000  # milliseconds
-OWN: Final = ("stepwell-reason", "stepwell-origin")
+OWN: Final = ("stepwell-reason", "stepwell-origin", "stepwell-truncated")
 
 
 class Consuming:
@@ -161,8 +161,11 @@ class Consuming:
     async def _put_aside(self, record: Message, refusal: Refusal) -> None:
         came: Any = record.headers() or ()  # pairs, although the type allows for a dict
         theirs = [(name, value) for name, value in came if not name.startswith(OWN)]
-        ours = refusal.headers(
-            topic=self._responses, partition=str(record.partition()), offset=str(record.offset())
-        )  # fmt: skip
-        await self._producing.publish(self._dead_letters, record.value(), record.key(), [*theirs, *ours.items()])
+
+        async def publish(body: bytes, ours: dict[str, str]) -> None:
+            headers = [*theirs, *ours.items()]
+            await self._producing.publish(self._dead_letters, body or None, record.key(), headers)
+
+        where = {"topic": self._responses, "partition": str(record.partition()), "offset": str(record.offset())}
+        await put_aside(publish, record.value() or b"", refusal, **where)
         log.warning("transport %s: an answer went to %s: %s", self._producing.name, self._dead_letters, refusal.reason)

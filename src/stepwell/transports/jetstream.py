@@ -12,18 +12,18 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import MaxPayloadError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
 from stepwell.errors import SendFailed, Undeliverable, UnknownDestination
 from stepwell.transports.base import Admit
-from stepwell.transports.settling import Patience, Refusal, pause_after, see_through, settle
+from stepwell.transports.settling import Patience, Refusal, pause_after, put_aside, see_through, settle
 
 log = logging.getLogger("stepwell")
 
 MESSAGE_TOO_LARGE: Final = 10054  # the server's code for what is above a stream's max_msg_size
+HEADERS_BEGIN: Final = len("NATS/1.0\r\n\r\n")
 RECONNECT_WAIT: Final = 0.2  # seconds
 _FAILURES = (NatsError, OSError, TimeoutError)
 
@@ -77,9 +77,8 @@ class JetStream:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._connected.wait()  # nats-py would keep the message, and send it long after we gave up
+                self._check_size(body, headers)
                 stored = await self.context.publish(subject, body, timeout=self._timeout, headers=dict(headers))
-        except MaxPayloadError as error:
-            raise Undeliverable(f"{len(body):,} bytes are more than NATS takes") from error
         except APIError as error:
             if error.err_code == MESSAGE_TOO_LARGE:
                 raise Undeliverable(f"{len(body):,} bytes are more than the stream of {subject} takes") from error
@@ -89,6 +88,12 @@ class JetStream:
         finally:
             self._sending.discard(task)
         return {"stream": stored.stream, "sequence": stored.seq}
+
+    def _check_size(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """With headers and all: nats-py looks at the body alone, and the server hangs up on what is larger."""
+        size = len(body) + HEADERS_BEGIN + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+        if size > self._connection.max_payload:
+            raise Undeliverable(f"{size:,} bytes are more than NATS takes ({self._connection.max_payload:,})")
 
     async def flush(self) -> None:
         """Let acknowledgements out."""
@@ -193,11 +198,13 @@ class Receiver:
     async def _put_aside(self, message: Msg, refusal: Refusal) -> None:
         sequence = str(message.metadata.sequence.stream)
         own = {name: value for name, value in (message.headers or {}).items() if not name.lower().startswith("nats-")}
-        headers = {
-            **own, **refusal.headers(subject=message.subject, stream=self._stream.stream, sequence=sequence),
-            "Nats-Msg-Id": f"dead:{self._stream.stream}:{sequence}",
-        }  # fmt: skip
-        await self._stream.publish(self._dead_letters, message.data, headers)
+        own["Nats-Msg-Id"] = f"dead:{self._stream.stream}:{sequence}"
+
+        async def publish(body: bytes, ours: dict[str, str]) -> None:
+            await self._stream.publish(self._dead_letters, body, {**own, **ours})
+
+        where = {"subject": message.subject, "stream": self._stream.stream, "sequence": sequence}
+        await put_aside(publish, message.data, refusal, **where)
         log.warning("transport %s: an answer went to %s: %s", self._stream.name, self._dead_letters, refusal.reason)
 
 

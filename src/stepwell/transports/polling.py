@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from stepwell.errors import SendFailed, Undeliverable, UnknownDestination
 from stepwell.transports.base import Admit
-from stepwell.transports.settling import Patience, Refusal, pause_after, see_through, settle
+from stepwell.transports.settling import Patience, Refusal, pause_after, put_aside, see_through, settle
 
 log = logging.getLogger("stepwell")
 
@@ -193,13 +193,18 @@ class Poller:
             )
 
     async def _put_aside(self, message: dict[str, Any], refusal: Refusal) -> None:
-        ours = refusal.headers(queue=self._responses, message=message["MessageId"])
         theirs = {
             name: attribute["StringValue"] for name, attribute in message.get("MessageAttributes", {}).items()
-            if name not in ours and "StringValue" in attribute
+            if "StringValue" in attribute
         }  # fmt: skip
-        room = MOST_ATTRIBUTES - len(ours)
-        await self._queues.send(self._dead_letters, message["Body"], {**dict(list(theirs.items())[:room]), **ours})
+
+        async def publish(body: bytes, ours: dict[str, str]) -> None:
+            others = [(name, value) for name, value in theirs.items() if name not in ours]
+            headers = {**dict(others[: MOST_ATTRIBUTES - len(ours)]), **ours}
+            await self._queues.send(self._dead_letters, body.decode("utf-8", "ignore"), headers)
+
+        where = {"queue": self._responses, "message": message["MessageId"]}
+        await put_aside(publish, message["Body"].encode(), refusal, **where)
         log.warning("transport %s: an answer went to %s: %s", self._queues.name, self._dead_letters, refusal.reason)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from stepwell import _probes
-from stepwell.errors import CompletionRefused, InvalidEnvelope, InvalidInput, UnknownInteraction
+from stepwell.errors import CompletionRefused, InvalidEnvelope, InvalidInput, Undeliverable, UnknownInteraction
 from stepwell.transports.base import Admit
 from stepwell.transports.envelopes import read_answer
 
 FIRST_PAUSE: Final = 0.1  # seconds, after the first time that nobody could judge an answer
 LONGEST_PAUSE: Final = 30.0
 LONGEST_CONCLUSION: Final = 5.0  # seconds
+MOST_KEPT: Final = 64 * 1024  # bytes of a dead letter that is too large as a whole
 MOST_SAID: Final = 500  # characters of a reason: it goes into a header
 
 
@@ -77,6 +78,17 @@ async def settle(body: bytes | None, admit: Admit, patience: Patience) -> Refusa
             return None
         await asyncio.sleep(patience.every.total_seconds())
     raise AssertionError("the last try has returned")
+
+
+async def put_aside(
+    publish: Callable[[bytes, dict[str, str]], Awaitable[Any]], body: bytes, refusal: Refusal, **origin: str
+) -> None:
+    """Publish a dead letter. With the reason it may be larger than the broker takes: then its beginning must do."""
+    headers = refusal.headers(**origin)
+    try:
+        await publish(body, headers)
+    except Undeliverable:
+        await publish(body[:MOST_KEPT], {**headers, "stepwell-truncated": str(len(body))})
 
 
 async def see_through(work: Coroutine[Any, Any, None]) -> None:

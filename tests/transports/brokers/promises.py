@@ -17,8 +17,9 @@ import pytest
 
 from stepwell import Engine, UnknownDestination
 from stepwell.testing import Harness, armed
-from stepwell.transports import SendFailed, Transport, Undeliverable
-from stepwell.transports.envelopes import QUESTION, load_schema
+from stepwell.testing.admissions import Admissions
+from stepwell.transports import Answer, SendFailed, Transport, Undeliverable
+from stepwell.transports.envelopes import QUESTION, load_schema, write_question
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 from tests.support.processes import ROOT
@@ -38,6 +39,7 @@ class BrokerPromises:
     """Given `side`, a fixture: a far side that is open."""
 
     absent: ClassVar[dict[str, Any]]  # options that lead nowhere
+    largest: ClassVar[int] = 1_048_576 - 20  # bytes of a body that the broker takes, with little beside it
     responds_by: str  # the last word of the header that says where to answer
 
     async def test_a_question_goes_out_and_its_answer_comes_back(
@@ -178,6 +180,27 @@ class BrokerPromises:
         async with opened_one(side) as transport:
             with pytest.raises(Undeliverable, match="bytes"):
                 await transport.send(make_dispatch(request="x" * 2_000_000))
+            await transport.send(make_dispatch())
+
+    async def test_an_answer_too_large_to_be_put_aside_whole_is_put_aside_in_part(self, side: BrokerSide) -> None:
+        """With the reason beside it, it is larger than what the broker takes: that stops nobody either."""
+        admissions = Admissions()
+        body = b"{" + b" " * (self.largest - 1)
+        async with opened_one(side) as transport, admissions.received_by(transport):
+            await side.put(body)
+            [dead] = await side.dead_letters(1)
+            await side.answer(Answer(reply=1, interaction="int-1", tenant="acme"))
+            await admissions.admitted_all("int-1")
+
+        assert dead.body == body[:65_536]
+        assert dead.headers["stepwell-truncated"] == str(self.largest)
+        assert dead.headers["stepwell-reason-code"] == "InvalidEnvelope"
+
+    async def test_a_question_that_is_too_large_by_its_headers_fails_too(self, side: BrokerSide) -> None:
+        async with opened_one(side) as transport:
+            room = self.largest - len(write_question(make_dispatch(request="")))
+            with pytest.raises(Undeliverable, match="bytes"):
+                await transport.send(make_dispatch(request="x" * room))
             await transport.send(make_dispatch())
 
     async def test_a_broker_that_is_not_there_is_said_when_it_is_opened(self, side: BrokerSide) -> None:
