@@ -108,6 +108,8 @@ class Producing:
     def _flush(self) -> None:
         with suppress(KafkaException):
             self._producer.flush(self._timeout)
+        if len(self._producer):
+            _empty(self._producer)  # or whoever clears it away waits for it
 
     def _note(self, error: KafkaError) -> None:
         """Called in the thread."""

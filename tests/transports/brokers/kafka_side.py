@@ -57,10 +57,10 @@ class KafkaSide(BrokerSide):
         return Kafka("broker", **read_options({**self.options, **changes}))
 
     async def letters(self, number: int) -> Sequence[Letter]:
-        return await self._read(f"{self.name}.ask", number)
+        return await self.read(f"{self.name}.ask", number)
 
     async def dead_letters(self, number: int) -> Sequence[Letter]:
-        return await self._read(f"{self.name}.say.dead", number)
+        return await self.read(f"{self.name}.say.dead", number)
 
     async def put(self, body: bytes, **options: Any) -> None:
         self._producer.produce(f"{self.name}.say", body, **options)
@@ -72,7 +72,7 @@ class KafkaSide(BrokerSide):
     async def recover(self) -> None:
         self.cluster.start()
 
-    async def _read(self, topic: str, number: int) -> Sequence[Letter]:
+    async def read(self, topic: str, number: int) -> Sequence[Letter]:
         if topic not in self._readers:
             self._readers[topic] = Reader(self.cluster.address, topic)
         return await asyncio.to_thread(self._readers[topic].read, number)

@@ -70,6 +70,7 @@ class SqsSide(BrokerSide):
         return {
             "requests": self.url("ask"), "responses": self.url("say"), "region": REGION, "endpoint": self.server.url,
             "client": CREDENTIALS, "every": 0.005, "visibility": 2.0, "wait": 1.0, "timeout": 2.0, "concurrency": 2,
+            "max_in_flight": 20,
         }  # fmt: skip
 
     def make_transport(self, **changes: Any) -> Sqs:

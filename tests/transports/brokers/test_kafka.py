@@ -16,6 +16,9 @@ from stepwell import DatabaseUnavailable
 from stepwell.testing import StreamConformance
 from stepwell.testing.admissions import Admissions
 from stepwell.transports import Answer, SendFailed
+from tests.asks.machines import Expense
+from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
 from tests.transports.brokers.clusters import Cluster
 from tests.transports.brokers.kafka_side import KafkaSide
 from tests.transports.brokers.promises import BrokerPromises, opened_one
@@ -129,6 +132,23 @@ async def test_a_producer_that_is_given_up_for_good_is_followed_by_another(side:
         await transport.send(make_dispatch(attempt=2))
 
     assert [letter.document["attempt"] for letter in await side.letters(1)] == [2]
+
+
+async def test_a_topic_that_is_made_later_is_found_and_stops_nobody_meanwhile(
+    side: KafkaSide, make_harness: MakeHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = f"{side.name}.late"
+    h = await make_harness([Expense], transports=[side.make_transport(requests=late)])
+    async with h.engine.worker():
+        asking = await h.engine.start(Expense, {"transport": "broker"})
+        other = await h.engine.start(Expense, {"seconds": 0.01})
+        await eventually(lambda: f"there is no topic {late!r}" in caplog.text)
+        assert (await other.result(timeout=30))["status"] == "timed_out"
+
+        side.cluster.create(late)
+        [letter] = await side.read(late, 1)
+
+    assert letter.document["executionId"] == str(asking.id)
 
 
 async def test_it_closes_although_the_broker_is_away(side: KafkaSide) -> None:
