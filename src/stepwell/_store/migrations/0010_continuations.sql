@@ -93,7 +93,7 @@ with given as materialized (
            when case jsonb_typeof(g.reply) when 'array' then jsonb_array_length(g.reply) > 10000 else false end then
              format('reply: has %s items, one answer may have 10000', jsonb_array_length(g.reply))
            when g.is_checked then g.problem
-           else stepwell._schema_problem(t.schema, t.schema, g.reply, 'reply')
+           else stepwell._reply_problem(t.schema, g.reply)
          end as problem
   from given g
   join stepwell.interactions q on q.id = any (array[g.id])
