@@ -81,12 +81,12 @@ def fail(given: Questions, size: int) -> tuple[Any, ...]:
 def settle(given: Questions, size: int) -> tuple[Any, ...]:
     units = _units(given.inbox, size)
     size = len(units)
-    return units, [1] * size, [1] * size, [None] * size, [False] * size
+    return units, [1] * size, [1] * size, [None] * size, [False] * size, [0] * size, [0] * size
 
 
 def settle_big(given: Questions, size: int) -> tuple[Any, ...]:
     """Answers to so many items of one unit."""
-    return [given.big or 1], [size], [size], [None], [False]
+    return [given.big or 1], [size], [size], [None], [False], [size], [size]
 
 
 def open_(given: Questions, size: int) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ CASES = [
     *(QuestionCase("interactions/find", find, n, _QU | {"interactions_correlation"}) for n in (1, 100)),
     *(QuestionCase("interactions/find", find_by_correlation, n, _QU | {"interactions_correlation"}, label="by address")
       for n in (1, 100)),
-    *(QuestionCase("interactions/admit", admit, n, _QU, 45) for n in (1, 100)),
+    *(QuestionCase("interactions/admit", admit, n, _QU | {"instances_pkey"}, 45) for n in (1, 100)),
     *(QuestionCase("interactions/claim", lambda _, n: (SENDER, "there", n), n, _QU | {"interactions_dispatch"}, 50)
       for n in (1, 50)),
     *(QuestionCase("interactions/record", record, n, _Q, 50) for n in (1, 50)),
@@ -152,6 +152,8 @@ CASES = [
     *(QuestionCase("units/settle", settle_big, n,
                    _on(await_units="pkey", instances="pkey", interactions="pkey queued item"), 45, 60,
                    label="of one unit") for n in (1, 100)),
+    *(QuestionCase("units/outputs", lambda given, n: (given.big, given.big, 7, n), n, _on(instances="parent"), 5)
+      for n in (1, 500)),
     QuestionCase("units/hold", lambda given, n: (given.big, SENDER, 1), 1, _on(instances="pkey", await_units="pkey")),
     *(QuestionCase("units/load", lambda given, n: (_units(given.inbox, n),), n,
                    _on(await_units="pkey", interactions="item")) for n in (1, 100)),

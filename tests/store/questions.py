@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import asyncpg
 
 TABLES = ("instances", "instance_data", "await_units", "interactions", "reply_types", "workers")
-OPEN, ENDED, QUEUED, TO_SEND, SENDING, LATE, LOST = 100_000, 100_000, 50_000, 1_000, 500, 600, 100
+OPEN, ENDED, QUEUED, CONTINUED, TO_SEND, SENDING, LATE, LOST = 100_000, 100_000, 50_000, 10_000, 1_000, 500, 600, 100
 WINDOW = 200
 # What `make test` builds is a tenth of it, enough to tell an index from a scan; `make depth` builds it whole.
 SHARE = 10 // int(os.environ.get("STEPWELL_DEPTH", "1"))
@@ -69,6 +69,14 @@ select md5('i' || n)::uuid, md5('d' || n)::uuid, $1, $1, now(), now(), n, '', 'i
        case when n < {WINDOW} then 'dispatched' else 'queued' end, n::text, '{{"n": 1}}'
 from generate_series(0, $2::integer + {WINDOW} - 1) n
 """
+# Answers to earlier items of that unit, which went on by themselves and have come to their end.
+_CONTINUED = """
+insert into stepwell.instances (id, machine, version, step, queue, status, due_at, created_at, updated_at, finished_at,
+                                parent_id, child_index, continues_unit_id)
+overriding system value
+select $1 + n, 'order', 1, 'item', 'default', 'done', now(), now(), now(), now(), $1, n, $1
+from generate_series(1, $2::integer) n
+"""
 _WORKERS = f"""
 insert into stepwell.workers (id, host, boot, pid, process, release, queues, machines, lease_until)
 overriding system value
@@ -102,11 +110,12 @@ async def build(url: str, share: int = SHARE) -> None:
         await connection.execute(_TYPE)
         await connection.execute(_WORKERS)
         await connection.execute(_INSTANCES, opened, ended)
-        await connection.execute(_STATES, big)
+        await connection.execute(_STATES, big + CONTINUED // share)
         await connection.execute(_UNITS, opened, ended, queued)
         await connection.execute(_ONES, opened, ended, *(n // share for n in (TO_SEND, SENDING, LOST, LATE)))
         await connection.execute(_ITEMS, big, queued)
-        await connection.execute(_SEQUENCES, big)
+        await connection.execute(_CONTINUED, big, CONTINUED // share)
+        await connection.execute(_SEQUENCES, big + CONTINUED // share)
     finally:
         await connection.close()
 

@@ -100,6 +100,12 @@ async def test_no_more_are_out_than_the_window_lets(connection: asyncpg.Connecti
     await unit(connection, opened=3, in_flight=3, instance_id=2)  # without a window: it is one question
 
 
+async def test_no_less_than_no_answer_is_on_its_way(connection: asyncpg.Connection) -> None:
+    """An end that is counted twice is refused, instead of letting the instance go on too early."""
+    with refused("continuing_not_negative"):
+        await unit(connection, opened=1, resolved=1, continuing=-1)
+
+
 async def test_an_instance_has_one_unit_per_visit(connection: asyncpg.Connection) -> None:
     """A crash re-run finds its unit, and can not open a second one."""
     await unit(connection, id=1, visit=1)

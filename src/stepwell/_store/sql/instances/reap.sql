@@ -43,7 +43,8 @@ with dead as materialized (
                  then format('step %L ended its worker %s times in a row (max_crashes)', i.step, i.crashes)
             end as failure,
             case when i.joined and not l.was_joined and i.continues_unit_id is null then i.parent_id end as joins,
-            i.parent_round, case when i.joined and not l.was_joined then i.continues_unit_id end as continues, i.concurrency_limit
+            i.parent_round, case when i.joined and not l.was_joined then i.continues_unit_id end as continues,
+            i.concurrency_limit
 ), stored as (
   update stepwell.instance_data d
   set error = jsonb_build_object('type', 'CrashLoop', 'message', r.failure, 'traceback', null)

@@ -3,8 +3,8 @@
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
---   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step, with
---   the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
+--   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
+--   with the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
 -- Index: the primary keys (|| '': no other); queues_fair, once. Locks: the questions that are answered.
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
 --   was out, and the queue in which the answer goes on by itself.

@@ -29,8 +29,8 @@ with unit as materialized (
      requires_token, "window", item_step, opened, in_flight, created_at)
   overriding system value
   select n.unit_id, n.instance_id, n.visit, n.tenant, n.machine, n.version, n.step, n.transport, n.sends,
-         n.reply_type, n.timeout, n.on_timeout, n.requires_token, n."window", n.item_step, n.number, least(n.number, n.space),
-         stepwell.now()
+         n.reply_type, n.timeout, n.on_timeout, n.requires_token, n."window", n.item_step, n.number,
+         least(n.number, n.space), stepwell.now()
   from unit n
   where n.is_open
   on conflict (id) do update set opened = u.opened + excluded.opened, in_flight = u.in_flight + excluded.in_flight
