@@ -12,10 +12,10 @@ import msgspec
 
 from stepwell import _probes
 from stepwell._core.codec import check_size, encode_value
-from stepwell._core.interactions import Answer, Completion
+from stepwell._core.interactions import Answer, Answered, Completion
 from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.registry import Registry
-from stepwell._core.replies import ReplyType, find_type
+from stepwell._core.replies import ReplyType, find_type, project
 from stepwell._core.tokens import TokenFacts, TokenKeys
 from stepwell._runtime.gatherer import Gatherer
 from stepwell._runtime.notifier import Notifier
@@ -33,6 +33,7 @@ from stepwell.errors import (
     InvalidInput,
     InvalidReply,
     InvalidToken,
+    ProjectionFailed,
     UnknownInteraction,
 )
 
@@ -166,24 +167,40 @@ class Completing:
 
     def _given(self, call: _Call, found: Found) -> Given:
         kind = self._type(found)
+        projection = None if kind is None else kind.projection
+        sent = kind if projection is None else projection.facts
         text, problem = call.text, None
         if text is None:
-            if kind is None:
+            if sent is None:
                 encode_value(call.reply, "reply")  # says what is wrong with it
-            assert kind is not None  # noqa: S101 - or the line above has raised
-            text = kind.encode(call.reply)
+            assert sent is not None  # noqa: S101 - or the line above has raised
+            text = sent.encode(call.reply)
             check_size(text, "reply", self._settings.max_payload)
-        if kind is not None:
+        is_checked = sent is not None and (found.request is None or projection is not None)
+        if sent is not None and is_checked:
             try:
-                kind.decode(text)
+                sent.decode(text)
             except InvalidInput as error:
                 problem = str(error)
-        facts = call.facts
+        reply, facts = text, None
+        if kind is not None and projection is not None and problem is None:
+            facts = text
+            try:
+                reply = self._project(call, found, kind, text)
+            except Exception as error:  # noqa: BLE001 - the author's function may raise anything
+                problem = f"projector: {type(error).__name__}: {error}"
+        token = None if call.facts is None else msgspec.structs.astuple(call.facts)
         return Given(
-            found=found, reply=text, actor=call.actor,
-            token=None if facts is None else msgspec.structs.astuple(facts),
-            is_checked=kind is not None, problem=problem,
-        )  # fmt: skip
+            found=found, reply=reply, actor=call.actor, token=token, facts=facts, is_checked=is_checked, problem=problem
+        )
+
+    def _project(self, call: _Call, found: Found, kind: ReplyType, facts: str) -> str:
+        """The reply that a projector makes of what was sent."""
+        assert found.request is not None  # noqa: S101 - it is there where a projector is
+        assert found.asked_at is not None  # noqa: S101 - as above
+        reply = project(kind, found.request, facts, Answered(found.id, call.actor, found.asked_at))
+        check_size(reply, "reply", self._settings.max_payload)
+        return reply
 
     def _type(self, found: Found) -> ReplyType | None:
         """The type of a reply, if this process has it; else the database checks by its schema."""
@@ -211,8 +228,10 @@ def _refuse_token(given: Given, _: Verdict) -> InvalidToken:
     return InvalidToken(given.found.id, "requires its token" if given.token is None else foreign)
 
 
-def _refuse_type(given: Given, verdict: Verdict) -> InvalidReply:
+def _refuse_type(given: Given, verdict: Verdict) -> InvalidReply | ProjectionFailed:
     field, _, problem = (verdict.problem or "reply: is of the wrong type").partition(": ")
+    if field == "projector":
+        return ProjectionFailed(given.found.id, problem)
     return InvalidReply(given.found.id, field, problem)
 
 

@@ -40,7 +40,8 @@
     │   ├── CompletionConflict         it was answered before, and not with this
     │   ├── InteractionClosed          it timed out, failed or was cancelled; `.status` says which
     │   ├── CompletionTooLate          its deadline has passed
-    │   └── InvalidReply               the reply is not of the type that was asked for; the question stays open
+    │   ├── InvalidReply               the reply is not of the type that was asked for; the question stays open
+    │   └── ProjectionFailed           a projector could not make the reply of what was sent; the question stays open
     ├── AwaitTimeout (TimeoutError)    a question was not answered in time, and was to fail its instance then
     ├── SendFailed                     raised by a transport: this sending failed, and is tried again
     ├── ItemFailed                     an answer that went on by itself has failed, and with it its pipeline
@@ -319,6 +320,13 @@ class InvalidReply(CompletionRefused):
     def __init__(self, interaction: str, field: str, problem: str) -> None:
         super().__init__(interaction, f"{field}: {problem}; it stays open: send a reply of the type that was asked for")
         self.field = field
+
+
+class ProjectionFailed(CompletionRefused):
+    reason = "projection"
+
+    def __init__(self, interaction: str, problem: str) -> None:
+        super().__init__(interaction, f"no reply could be made of what was sent: {problem}; it stays open")
 
 
 class AwaitTimeout(StepwellError, TimeoutError):

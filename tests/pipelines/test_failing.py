@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell import Cancel, InstanceFailed
-from stepwell.pipelines import Pipeline, one_to_one
+from stepwell.pipelines import Pipeline, await_, one_to_one
 from tests.conftest import MakeHarness
 
 PATIENCE = 10
@@ -28,3 +28,26 @@ async def test_a_step_that_raises_cancel_fails_its_pipeline_at_once(make_harness
             await run.result(PATIENCE)
 
     assert tried == [7]
+
+
+async def test_a_single_value_that_was_put_aside_asks_nothing_and_the_rest_runs_over_nothing(
+    make_harness: MakeHarness,
+) -> None:
+    @one_to_one(retries=0, on_error="reject")
+    async def invert(number: int) -> float:
+        return 1 / number
+
+    @one_to_one
+    async def shown(price: float) -> str:
+        return f"{price}"
+
+    asked = await_("Ask price", over="inbox", input=float, output=float)
+    pipeline = Pipeline("inverse", [invert, asked, shown])
+    h = await make_harness(machines=[pipeline.machine])
+
+    async with h.engine.worker():
+        run = await h.engine.start(pipeline.machine, pipeline.state(0))
+        result = await run.result(PATIENCE)
+
+    assert result is None
+    assert await h.sql("select from stepwell.interactions") == []

@@ -16,6 +16,7 @@ import pytest
 from stepwell import DefinitionError
 from stepwell.pipelines import Boundary, Cardinality, Pipeline, PipelineStep, load
 from stepwell.transports import Inbox, Webhook
+from tests.pipelines import written
 from tests.pipelines.examples import Item, Numbers, Priced, count
 from tests.pipelines.written import GOOD, TRANSPORT, cheaper, line_of, prices, put, refused
 
@@ -248,11 +249,14 @@ def test_an_error_while_a_module_is_imported_is_named_with_its_line(
     assert problem.problem.endswith("broken_steps.py:3)")
 
 
-def test_a_projector_that_is_right_is_refused_as_long_as_there_are_none(tmp_path: Path) -> None:
+def test_a_projector_is_the_boundarys(tmp_path: Path) -> None:
+    """Scenario 66, in a file."""
     path = prices(tmp_path,
-               ("window: 7", "completion: {type: Priced, projector: 'tests.pipelines.written:project'}"))  # fmt: skip
+               ("window: 7", "completion: {type: Item, projector: 'tests.pipelines.written:project'}"))  # fmt: skip
 
-    assert "completion projectors are not there yet" in str(refused(path))
+    asked = boundary(path)
+
+    assert (asked.completion, asked.projector) == (Item, written.project)
 
 
 def test_without_the_extra_everything_but_reading_a_file_works(tmp_path: Path) -> None:

@@ -138,6 +138,14 @@ def epoch_ms(deadline: datetime | None) -> int | None:
     return None if deadline is None else (deadline - _EPOCH) // timedelta(milliseconds=1)
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """What a projector is told about an answer beside its facts; the time is the database's, when the answer came."""
+
+    interaction_id: str
+    actor: str | None
+    completed_at: datetime
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer as it came in, before anybody has judged it."""
 

@@ -53,7 +53,7 @@ def resolve(reference: Any, home: str) -> Any:
     """The type of a reference; LookupError if this process has none. `home`: the module of the machine that asked."""
     if isinstance(reference, str):
         module, _, name = reference.partition(":")
-        return _class(module, name, home)
+        return _named(module, name, home, lambda found: isinstance(found, type))
     how, *parts = reference
     if how == "literal":
         return Literal[tuple(parts)]
@@ -62,12 +62,26 @@ def resolve(reference: Any, home: str) -> Any:
     return _MADE[how](tuple(resolve(part, home) for part in parts))
 
 
-def _class(module: str, name: str, home: str) -> Any:
-    """A class of a module that is imported; what was a script's own may be the machine's module here."""
+def refer_function(function: Callable[..., Any]) -> str:
+    """The reference of a function; LookupError if no other process would find it."""
+    name = getattr(function, "__qualname__", "<lambda>")
+    if "<" in name:  # <locals>, <lambda>
+        raise LookupError(name)
+    return f"{function.__module__}:{name}"
+
+
+def resolve_function(reference: str, home: str) -> Callable[..., Any]:
+    """The function of a reference; LookupError if this process has none."""
+    module, _, name = reference.partition(":")
+    return _named(module, name, home, callable)  # type: ignore[no-any-return]  # callable, as was asked
+
+
+def _named(module: str, name: str, home: str, is_right: Callable[[Any], bool]) -> Any:
+    """Something of a module that is imported; what was a script's own may be the machine's module here."""
     for place in (home, module) if module == "__main__" else (module, home):
         found: Any = sys.modules.get(place)
         for part in name.split("."):
             found = getattr(found, part, None)
-        if isinstance(found, type):
+        if found is not None and is_right(found):
             return found
     raise LookupError(name)

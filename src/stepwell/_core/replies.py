@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -11,13 +11,31 @@ import msgspec
 
 from stepwell._core.codec import decoder_of, encode_value, read, write
 from stepwell._core.places import Place, Survey, is_model
-from stepwell._core.references import refer, resolve, shown
+from stepwell._core.references import refer, refer_function, resolve, resolve_function, shown
 from stepwell.errors import InvalidInput, InvalidOutcome
 
 FIELD: Final = "reply"
 _ANY: Final = (Any, object, None)
 _ANYTHING: Final = '["any"]'
+_PROJECTED: Final = "projected"
 _ENCODER = msgspec.json.Encoder(order="deterministic")
+
+
+class Projected(msgspec.Struct, frozen=True):
+    """What to ask for where the other side sends only some facts, and a function makes the reply of them."""
+
+    request: Any
+    facts: Any
+    projector: Callable[..., Any]
+    output: Any
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """How a reply is made: of the request, of the facts, and of what is known about the answer."""
+
+    request: ReplyType
+    facts: ReplyType
+    function: Callable[..., Any]
 
 
 class ReplyType(msgspec.Struct, frozen=True):
@@ -29,6 +47,7 @@ class ReplyType(msgspec.Struct, frozen=True):
     schema: str | None  # JSON Schema; None: anything
     place: Place | None = None
     decoder: Any = None
+    projection: Projection | None = None
 
     def encode(self, value: object) -> str:
         """The text of a reply; an object of the type itself may have what plain JSON has not, as a datetime."""
@@ -53,14 +72,36 @@ def reply_type(kind: Any) -> ReplyType:
 
 def find_type(reference: str, home: str) -> ReplyType | None:
     """The type stored under this reference, if this process has it; `home` is the module of the machine that asked."""
+    referred = msgspec.json.decode(reference)
+    parts = referred[1:] if referred[0] == _PROJECTED else ()
     try:
-        kind = resolve(msgspec.json.decode(reference), home)
+        kind = resolve(parts[-1] if parts else referred, home)
     except LookupError:
         return None
+    if parts:
+        try:
+            return reply_type(
+                Projected(resolve(parts[0], home), resolve(parts[1], home), resolve_function(parts[2], home), kind)
+            )
+        except LookupError:
+            pass  # it can still be read; only who answers needs its projector
     return reply_type(kind)
 
 
+def project(kind: ReplyType, request: str, facts: str, answered: object) -> str:
+    """The reply that a type's projector makes of the facts that were sent; it is of the type, or an InvalidInput."""
+    assert kind.projection is not None  # noqa: S101 - the caller has looked
+    made = kind.projection.function(
+        kind.projection.request.decode(request), kind.projection.facts.decode(facts), answered
+    )
+    reply = kind.encode(made)
+    kind.decode(reply)
+    return reply
+
+
 def _made(kind: Any) -> ReplyType:
+    if isinstance(kind, Projected):
+        return _projected(kind)
     if any(kind is any_ for any_ in _ANY):
         return ReplyType(_hash(_ANYTHING, None), "anything", _ANYTHING, None)
     try:
@@ -76,6 +117,22 @@ def _made(kind: Any) -> ReplyType:
     reference = _ENCODER.encode(referred).decode()
     schema = _schema(kind)
     return ReplyType(_hash(reference, schema), shown(kind), reference, schema, place, decoder)
+
+
+def _projected(kind: Projected) -> ReplyType:
+    """The type of what is stored, with the schema of what is sent; its id pins the projector."""
+    request, facts, output = reply_type(kind.request), reply_type(kind.facts), reply_type(kind.output)
+    try:
+        function = refer_function(kind.projector)
+    except LookupError as error:
+        raise InvalidOutcome("projector", f"{error} can not be found again by another process; define it at the top of "
+                             "a module") from None
+    references = [msgspec.Raw(part.reference.encode()) for part in (request, facts)]
+    reference = _ENCODER.encode([_PROJECTED, *references, function, msgspec.Raw(output.reference.encode())]).decode()
+    return ReplyType(
+        _hash(reference, facts.schema), facts.name, reference, facts.schema, output.place, output.decoder,
+        Projection(request, facts, kind.projector),
+    )  # fmt: skip
 
 
 _cached = lru_cache(maxsize=1_000)(_made)

@@ -29,8 +29,9 @@ class Found(msgspec.Struct, frozen=True):
     machine: str
     version: int
     step: str
-    type_id: str
     reference: str
+    request: str | None  # and the time, if a projector makes the reply
+    asked_at: datetime | None
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     reply: str
     actor: str | None
     token: tuple[str, str, str, int, str, int | None] | None
+    facts: str | None  # what was sent, if the reply was made of it
     is_checked: bool
     problem: str | None
 
@@ -98,7 +100,8 @@ async def _admit(
     ready = [(place, g) for place, g in enumerate(given) if g.found.instance_id in locked]
     answers = [
         {
-            "position": place, "id": g.found.id, "reply": msgspec.Raw(g.reply.encode()), "actor": g.actor,
+            "position": place, "id": g.found.id, "reply": msgspec.Raw(g.reply.encode()),
+            "facts": None if g.facts is None else msgspec.Raw(g.facts.encode()), "actor": g.actor,
             "token": g.token, "is_checked": g.is_checked, "problem": g.problem,
         }
         for place, g in ready

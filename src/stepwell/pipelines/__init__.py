@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell._core.interactions import Answered
 from stepwell.pipelines.declaring import (
     Boundary,
     Cardinality,
@@ -18,6 +19,7 @@ from stepwell.pipelines.problems import PipelineProblem
 from stepwell.pipelines.rejecting import Rejected, reject
 
 __all__ = [
+    "Answered",
     "Boundary",
     "Cardinality",
     "Pipeline",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import msgspec
 from stepwell._core.questions import MAX_WINDOW
 from stepwell._core.replies import reply_type
 from stepwell.errors import InvalidOutcome
-from stepwell.pipelines.declaring import Boundary, Cardinality
+from stepwell.pipelines.declaring import Boundary, Cardinality, check_projector
 from stepwell.pipelines.importing import Importer
 from stepwell.pipelines.sections import Section, near_miss
 from stepwell.pipelines.wiring import Wire, read_wire
@@ -23,7 +22,6 @@ _RUNS_NOTHING: Final = "an await step runs nothing of its own, it asks the world
 _CARDINALITY_DECIDES: Final = "cardinality alone decides how many are asked; leave it away"
 _NOT_YET: Final = "is not there yet; branch inside a step instead"
 _MOST_ITEMS: Final = 1_000_000
-_PROJECTED: Final = 3  # the request, what the actor sent, and what is known about it
 
 
 def read_boundary(section: Section, name: str, pipeline: str, types: Importer) -> tuple[Boundary, Wire | None] | None:
@@ -59,7 +57,7 @@ def _read_await(
         "shared": section.flag("shared"),
         "token": _read_strategy(section),
     }
-    _read_completion(section, types)
+    changes |= _read_completion(section, types)
     transport = section.section("transport", required=True)
     section.finish()
     if transport is None:
@@ -135,29 +133,19 @@ def _fields(kind: Any) -> list[str] | None:
     return None
 
 
-def _read_completion(section: Section, types: Importer) -> None:
+def _read_completion(section: Section, types: Importer) -> dict[str, Any]:
     """What the actor sends, and the function that makes the output of the request and of that."""
     completion = section.section("completion")
     if completion is None:
-        return
-    before = section.problems
-    read_type(completion, "type", types)
+        return {}
+    kind, projector = read_type(completion, "type", types), None
     if (text := completion.text("projector", required=True)) is not None:
         try:
-            _check_projector(types.find_function(text))
+            projector = types.find_function(text)
         except ValueError as error:
             completion.problem(str(error), "projector")
+        else:
+            if problem := check_projector(projector):
+                completion.problem(problem, "projector")
     completion.finish()
-    if section.problems == before:
-        section.problem("completion projectors are not there yet; project in the step after the boundary", "completion")
-
-
-def _check_projector(projector: Any) -> None:
-    """A plain function of the request, of what the actor sent, and of what is known about the answer."""
-    if inspect.iscoroutinefunction(projector):
-        raise ValueError("a projector is a plain function, not `async def`: it only puts together what is there")
-    try:
-        inspect.signature(projector).bind(*range(_PROJECTED))
-    except TypeError:
-        raise ValueError("a projector takes three arguments: the request, what the actor sent, and what is known "
-                         "about it") from None  # fmt: skip
+    return {"completion": kind, "projector": projector}

@@ -80,6 +80,8 @@ def _terms(boundary: Boundary) -> Iterator[tuple[str, str]]:
         yield "key", ", ".join(boundary.idempotency) + (", shared" if boundary.shared else "")
     if boundary.token:
         yield "answers", "with a signed token"
+    if boundary.projector is not None:
+        yield "projector", f"{boundary.projector.__name__}, of {_typed(boundary.completion)}"
     if boundary.assignee or boundary.group:
         yield "asked of", ", ".join(filter(None, (boundary.assignee, boundary.group)))
 

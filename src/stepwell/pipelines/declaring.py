@@ -11,12 +11,15 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from stepwell._core.references import refer_function
+from stepwell._core.replies import Projected
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError
 from stepwell.outcomes import OnTimeout
 
 OnError: TypeAlias = Literal["fail", "reject"]
 RETRIES = 3
+_PROJECTED = 3  # the request, what the actor sent, and what is known about it
 MAX_ITEMS = 10_000
 _STREAMS = (AsyncIterator, AsyncIterable, Iterator, Iterable, list)
 
@@ -79,6 +82,17 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     assignee: str | None = None
     group: str | None = None
     max_items: int = MAX_ITEMS
+    completion: Any = None  # what the other side sends, if a projector makes the output of it
+    projector: Callable[..., Any] | None = None
+
+    @property
+    def reply(self) -> Any:
+        """What its questions ask for."""
+        output = list[self.output] if self.cardinality.gives_many else self.output  # type: ignore[name-defined]  # a value
+        if self.projector is None:
+            return output
+        request = list[self.input] if self.cardinality.is_aggregate else self.input  # type: ignore[name-defined]  # a value
+        return Projected(request, self.completion, self.projector, output)
 
 
 Part: TypeAlias = PipelineStep | Boundary
@@ -100,13 +114,38 @@ def await_(
     assignee: str | None = None,
     group: str | None = None,
     max_items: int = MAX_ITEMS,
+    completion: Any = None,
+    projector: Callable[..., Any] | None = None,
 ) -> Boundary:
-    """A boundary: ask over a transport, once or once per item, and go on by the answers."""
+    """A boundary: ask over a transport, once or once per item, and go on by the answers.
+
+    With `completion` and `projector` the other side sends only the facts it owns, of that type; the output is
+    `projector(request, facts, answered)`, made when the answer is admitted.
+    """
+    if (completion is None) != (projector is None):
+        raise DefinitionError(f"boundary {name!r}: completion and projector go together; give both, or none")
+    if projector is not None and (problem := check_projector(projector)):
+        raise DefinitionError(f"boundary {name!r}: projector: {problem}")
     return Boundary(
         name=name, over=over, output=output, input=input, cardinality=Cardinality(cardinality), timeout=timeout,
         on_timeout=on_timeout, idempotency=tuple(idempotency), shared=shared, token=token, window=window,
-        assignee=assignee, group=group, max_items=max_items,
+        assignee=assignee, group=group, max_items=max_items, completion=completion, projector=projector,
     )  # fmt: skip
+
+
+def check_projector(projector: Callable[..., Any]) -> str | None:
+    """What is wrong with a projector: it is a plain function of three arguments that another process finds again."""
+    if inspect.iscoroutinefunction(projector):
+        return "a projector is a plain function, not `async def`: it only puts together what is there"
+    try:
+        inspect.signature(projector).bind(*range(_PROJECTED))
+    except TypeError:
+        return "a projector takes three arguments: the request, what the actor sent, and what is known about it"
+    try:
+        refer_function(projector)
+    except LookupError as error:
+        return f"{error} can not be found again by another process; define it at the top of a module"
+    return None
 
 
 def declare(

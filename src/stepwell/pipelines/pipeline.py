@@ -16,7 +16,7 @@ from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
-from stepwell.pipelines.declaring import Boundary, Cardinality, Part
+from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
 from stepwell.pipelines.drawing import draw_svg, draw_text
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
@@ -98,7 +98,7 @@ def _input(parts: Sequence[Part]) -> Any:
 
 def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
     """The machine: `segment_0`, `item_0`, `segment_1`…; what an item runs through is tried again, segments too."""
-    namespace: dict[str, Any] = {"__module__": __name__, "__doc__": f"The pipeline {pipeline.name!r}."}
+    namespace: dict[str, Any] = {"__module__": _home(pipeline.parts), "__doc__": f"The pipeline {pipeline.name!r}."}
     for segment in pipeline.segments:
         namespace[f"segment_{segment.number}"] = _segment_step(pipeline, segment)
         if segment.asks_each:
@@ -113,6 +113,11 @@ def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
     namespace["handle"] = handle
     options = {"name": pipeline.name, "version": version, "queue": queue, "initial": "segment_0"}
     return new_class("PipelineMachine", (Machine,), options, lambda body: body.update(namespace))
+
+
+def _home(parts: Sequence[Part]) -> str:
+    """The module where its functions are: there a process that did not ask finds its types."""
+    return next((part.function.__module__ for part in parts if isinstance(part, PipelineStep)), __name__)
 
 
 def _segment_step(pipeline: Pipeline, segment: Segment) -> Callable[..., Awaitable[Outcome]]:
@@ -181,18 +186,16 @@ async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) 
     }  # fmt: skip
     if segment.asks_each:
         asked = Ask.each(
-            boundary.over, items, reply=boundary.output, window=boundary.window, idempotency=boundary.idempotency,
+            boundary.over, items, reply=boundary.reply, window=boundary.window, idempotency=boundary.idempotency,
             **options,
         )
         return msgspec.structs.replace(asked, item_step=f"item_{segment.number}")
-    reply = list[boundary.output] if boundary.cardinality.gives_many else boundary.output  # type: ignore[name-defined]  # a value
-    if not boundary.cardinality.is_aggregate:
-        [value] = [value async for value in items]
-        return Ask(boundary.over, value, reply=reply, idempotency=boundary.idempotency, **options)
     values = await _collect(boundary, items)
-    if not values and boundary.cardinality is Cardinality.MANY_TO_MANY:
+    if not values and boundary.cardinality is not Cardinality.MANY_TO_ONE:  # no items, or the one value was rejected
         return Ask.each(boundary.over, (), reply=boundary.output, then=then)  # asks nothing, and goes on
-    return Ask(boundary.over, values, reply=reply, **options)
+    if boundary.cardinality.is_aggregate:
+        return Ask(boundary.over, values, reply=boundary.reply, **options)
+    return Ask(boundary.over, values[0], reply=boundary.reply, idempotency=boundary.idempotency, **options)
 
 
 async def _collect(boundary: Boundary, items: AsyncIterator[Any]) -> list[Any]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepwell.errors import InvalidPipeline
+from stepwell._core.replies import reply_type
+from stepwell.errors import InvalidOutcome, InvalidPipeline
 from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
 from stepwell.pipelines.problems import PipelineProblem
 
@@ -31,7 +32,7 @@ def plan(pipeline: str, parts: Sequence[Part], *, takes_many: bool) -> list[Segm
     """The segments of a pipeline; an InvalidPipeline names the step that does not fit."""
     if not parts:
         raise _refused(pipeline, None, "has no steps")
-    _check_names(pipeline, parts)
+    _check_parts(pipeline, parts)
     segments: list[Segment] = []
     at, is_many = 0, takes_many
     while at < len(parts) or not segments:
@@ -82,7 +83,7 @@ def _after(pipeline: str, step: PipelineStep, is_many: bool) -> bool:
     return is_many or step.cardinality.gives_many
 
 
-def _check_names(pipeline: str, parts: Sequence[Part]) -> None:
+def _check_parts(pipeline: str, parts: Sequence[Part]) -> None:
     seen: set[str] = set()
     for part in parts:
         if not isinstance(part, Part):
@@ -91,6 +92,16 @@ def _check_names(pipeline: str, parts: Sequence[Part]) -> None:
         if part.name in seen:
             raise _refused(pipeline, part, "another step is called so too; give one another name")
         seen.add(part.name)
+        if isinstance(part, Boundary):
+            _check_types(pipeline, part)
+
+
+def _check_types(pipeline: str, boundary: Boundary) -> None:
+    """What is asked and answered is found again by other processes: now, not when the first question is asked."""
+    try:
+        reply_type(boundary.reply)
+    except InvalidOutcome as error:
+        raise _refused(pipeline, boundary, str(error)) from error
 
 
 def _refused(pipeline: str, part: Part | None, problem: str) -> InvalidPipeline:

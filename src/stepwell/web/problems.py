@@ -23,6 +23,7 @@ from stepwell.errors import (
     InvalidReply,
     InvalidToken,
     PayloadTooLarge,
+    ProjectionFailed,
     UnknownInteraction,
 )
 
@@ -43,6 +44,7 @@ TITLES: Mapping[str, str] = {
     "size": "The request is too large",
     "media": "The body is not JSON",
     "type": "The reply is not of the type that was asked for",
+    "projection": "No reply could be made of what was sent",
     "field": "A field was refused",
     "rate": "Too many requests",
     "internal": "Something went wrong here",
@@ -54,7 +56,7 @@ FIELDS: Mapping[str, str] = {
 }  # fmt: skip
 STATUSES: Mapping[type[CompletionRefused], int] = {
     UnknownInteraction: 404, InvalidToken: 403, CompletionConflict: 409, InteractionClosed: 409,
-    CompletionTooLate: 410, InvalidReply: 422,
+    CompletionTooLate: 410, InvalidReply: 422, ProjectionFailed: 422,
 }  # fmt: skip
 _BEARER = {"WWW-Authenticate": "Bearer"}
 _log = logging.getLogger("stepwell.web")

@@ -7,9 +7,12 @@ alter table stepwell.await_units add column continuing integer not null default 
 alter table stepwell.await_units add constraint continuing_not_negative check (continuing >= 0);
 -- The unit of whose items it is one.
 alter table stepwell.instances add column continues_unit_id bigint;
+-- What was sent, where a projector has made the reply of it.
+alter table stepwell.interactions add column facts jsonb;
 
 -- The engine's own statements that have changed, for the SQL doors: see 0003_statements.
 drop function stepwell._operators_cancel;
+drop function stepwell._interactions_find;
 drop function stepwell._interactions_admit;
 drop function stepwell._units_settle;
 create or replace function stepwell._operators_cancel(bigint[], text, text)
@@ -54,6 +57,37 @@ $$;
 revoke execute on function stepwell._operators_cancel from public;
 
 
+create or replace function stepwell._interactions_find(uuid[], uuid[], text[])
+returns table ("position" integer, "id" text, "unit_id" bigint, "instance_id" bigint, "machine" text, "version" integer, "step" text, "reference" text, "request" text, "asked_at" timestamptz)
+language plpgsql as $$
+#variable_conflict use_column
+begin
+return query
+-- Find questions, each by its id or by its correlation, within a tenant, before anything is locked. If both are given,
+-- both must fit.
+-- Index: the primary key (|| '': no other), interactions_correlation. Locks: none.
+-- Returns: one row per question that is there: its place in the arrays, its ids, who asked, and the reply's type; if a
+--   projector makes the reply, also the request, and what time it is.
+select (g.place - 1)::integer as position, q.id::text as id, q.unit_id, q.instance_id, u.machine, u.version, u.step,
+       t.reference::text as reference, case when t.reference ->> 0 = 'projected' then q.request::text end as request,
+       case when t.reference ->> 0 = 'projected' then stepwell.now() end as asked_at
+from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality as g(id, correlation, tenant, place)
+cross join lateral (
+  select i.*
+  from stepwell.interactions i
+  where i.id = any (array[g.id]) and i.tenant || '' = g.tenant
+    and (g.correlation is null or i.correlation = g.correlation)
+  union all
+  select i.* from stepwell.interactions i where g.id is null and i.tenant = g.tenant and i.correlation = g.correlation
+) q
+join stepwell.await_units u on u.id = any (array[q.unit_id])
+join stepwell.reply_types t on t.id = any (array[u.reply_type])
+order by g.place;
+end
+$$;
+revoke execute on function stepwell._interactions_find from public;
+
+
 create or replace function stepwell._interactions_admit(json)
 returns table ("position" integer, "verdict" text, "problem" text, "status" text, "unit_id" bigint, "was_out" boolean, "continues_in" text)
 language plpgsql as $$
@@ -64,6 +98,7 @@ return query
 -- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
+--   `facts` is what was sent, if a projector has made the reply of it: a repeated answer is known by that.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
 --   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
 --   with the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
@@ -71,11 +106,13 @@ return query
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
 --   was out, and the queue in which the answer goes on by itself.
 with given as materialized (
-  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.actor, g.token, g.seal, g.is_checked, g.problem
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.seal, g.is_checked,
+         g.problem
   from json_to_recordset($1::json) as g(
-         position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
+         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, seal text, is_checked boolean,
+         problem text)
 ), judged as materialized (
-  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status, u.item_step,
+  select g.position, g.id, g.reply, g.facts, g.actor, q.unit_id, q.status, u.item_step,
          case
            when g.token is not null then
              case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
@@ -85,7 +122,8 @@ with given as materialized (
            when u.requires_token then 'token'
          end as refusal,
          case
-           when q.status = 'completed' then case when q.reply = g.reply then 'duplicate' else 'conflict' end
+           when q.status = 'completed' then 
+             case when coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply) then 'duplicate' else 'conflict' end
            when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
            when q.deadline <= stepwell.now() then 'late'
          end as past,
@@ -93,6 +131,8 @@ with given as materialized (
            when case jsonb_typeof(g.reply) when 'array' then jsonb_array_length(g.reply) > 10000 else false end then
              format('reply: has %s items, one answer may have 10000', jsonb_array_length(g.reply))
            when g.is_checked then g.problem
+           when t.reference ->> 0 = 'projected' then
+             format('projector: %s is not in the process that answers: answer where its pipeline is', t.reference ->> 3)
            else stepwell._reply_problem(t.schema, g.reply)
          end as problem
   from given g
@@ -101,7 +141,8 @@ with given as materialized (
   join stepwell.reply_types t on t.id = any (array[u.reply_type])
 ), admitted as (
   update stepwell.interactions q
-  set status = 'completed', reply = j.reply, actor = j.actor, finished_at = stepwell.now(), error = null
+  set status = 'completed', reply = j.reply, facts = j.facts, actor = j.actor, finished_at = stepwell.now(),
+      error = null
   from judged j
   where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')

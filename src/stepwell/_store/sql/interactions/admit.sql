@@ -2,6 +2,7 @@
 -- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
+--   `facts` is what was sent, if a projector has made the reply of it: a repeated answer is known by that.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
 --   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
 --   with the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
@@ -9,11 +10,13 @@
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
 --   was out, and the queue in which the answer goes on by itself.
 with given as materialized (
-  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.actor, g.token, g.seal, g.is_checked, g.problem
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.seal, g.is_checked,
+         g.problem
   from json_to_recordset($1::json) as g(
-         position integer, id uuid, reply jsonb, actor text, token jsonb, seal text, is_checked boolean, problem text)
+         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, seal text, is_checked boolean,
+         problem text)
 ), judged as materialized (
-  select g.position, g.id, g.reply, g.actor, q.unit_id, q.status, u.item_step,
+  select g.position, g.id, g.reply, g.facts, g.actor, q.unit_id, q.status, u.item_step,
          case
            when g.token is not null then
              case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
@@ -23,7 +26,8 @@ with given as materialized (
            when u.requires_token then 'token'
          end as refusal,
          case
-           when q.status = 'completed' then case when q.reply = g.reply then 'duplicate' else 'conflict' end
+           when q.status = 'completed' then 
+             case when coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply) then 'duplicate' else 'conflict' end
            when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
            when q.deadline <= stepwell.now() then 'late'
          end as past,
@@ -31,6 +35,8 @@ with given as materialized (
            when case jsonb_typeof(g.reply) when 'array' then jsonb_array_length(g.reply) > 10000 else false end then
              format('reply: has %s items, one answer may have 10000', jsonb_array_length(g.reply))
            when g.is_checked then g.problem
+           when t.reference ->> 0 = 'projected' then
+             format('projector: %s is not in the process that answers: answer where its pipeline is', t.reference ->> 3)
            else stepwell._reply_problem(t.schema, g.reply)
          end as problem
   from given g
@@ -39,7 +45,8 @@ with given as materialized (
   join stepwell.reply_types t on t.id = any (array[u.reply_type])
 ), admitted as (
   update stepwell.interactions q
-  set status = 'completed', reply = j.reply, actor = j.actor, finished_at = stepwell.now(), error = null
+  set status = 'completed', reply = j.reply, facts = j.facts, actor = j.actor, finished_at = stepwell.now(),
+      error = null
   from judged j
   where q.id = any (array[j.id]) and coalesce(j.refusal, j.past, j.problem) is null
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
