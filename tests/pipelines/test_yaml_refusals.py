@@ -72,7 +72,11 @@ WRONG_AWAITS = {
     "timeout: for ever": ("PT5M", "P40000D", "timeout", "at most P36500D"),
     "window": ("window: 7", "window: 0", "await.window", "a whole number from 1"),
     "unknown key": ("window: 7", "windwo: 7", "await.windwo", "is unknown here; did you mean 'window'?"),
-    "accepts": ("    timeout: PT5M", "    timeout: PT5M\n    accepts: [x]", "accepts", "is not there yet"),
+    "accepts: no type": ("    timeout: PT5M", "    timeout: PT5M\n    accepts: [x]", "accepts", "has no 'x'"),
+    "accepts: another type": ("    timeout: PT5M", "    timeout: PT5M\n    accepts: [Priced]", "accepts",
+                              "asks about all that comes to it: Item"),
+    "terminal": ("    timeout: PT5M", "    timeout: PT5M\n    terminal: true", "terminal",
+                 "'Make cheaper' comes behind it"),
 }  # fmt: skip
 
 

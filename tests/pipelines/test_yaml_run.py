@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from stepwell import Duplicate
 from stepwell.pipelines import Rejected, load
 from tests.conftest import MakeHarness
-from tests.pipelines.examples import Numbers
+from tests.pipelines.examples import Numbers, plain
 from tests.pipelines.written import STRATEGY, TRANSPORT, prices
 
 PATIENCE = 10
@@ -34,3 +37,15 @@ async def test_a_pipeline_in_a_file_asks_over_its_own_transport_and_ends(
     assert len(questions) == 3
     assert result == -1 + 9 + 19
     assert put_aside == []
+
+
+async def test_an_execution_key_starts_a_pipeline_once(make_harness: MakeHarness) -> None:
+    h = await make_harness(machines=[plain.machine])
+
+    first = await h.engine.start(plain.machine, plain.state(Numbers(3)), key="file:7")
+    with pytest.raises(Duplicate) as refused:
+        await h.engine.start(plain.machine, plain.state(Numbers(4)), key="file:7")
+
+    async with h.engine.worker():
+        assert (await first.result(PATIENCE)) == [{"number": 0}, {"number": 2}, {"number": 4}]
+    assert refused.value.id == first.id

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from stepwell._core.questions import MAX_WINDOW
+from stepwell._core.references import shown
 from stepwell._core.replies import reply_type
 from stepwell.errors import InvalidOutcome
 from stepwell.pipelines.declaring import Boundary, Cardinality, check_projector
@@ -20,7 +21,6 @@ STRATEGIES: Final = ("interactionId", "signedResumeToken")
 CARDINALITIES: Final = (*(one.value for one in Cardinality), "EXPANSION", "REDUCTION")
 _RUNS_NOTHING: Final = "an await step runs nothing of its own, it asks the world; leave it away"
 _CARDINALITY_DECIDES: Final = "cardinality alone decides how many are asked; leave it away"
-_NOT_YET: Final = "is not there yet; branch inside a step instead"
 _MOST_ITEMS: Final = 1_000_000
 
 
@@ -29,11 +29,12 @@ def read_boundary(section: Section, name: str, pipeline: str, types: Importer) -
     for key in ("service", "operator", "delegate", "execution", "remote", "function", "mapper", "inboundMapper",
                 "outboundMapper", "externalMapper", "retries", "backoff", "onError"):  # fmt: skip
         section.refuse(key, _RUNS_NOTHING)
-    for key in ("accepts", "terminal"):
-        section.refuse(key, _NOT_YET)
     cardinality = Cardinality(section.choice("cardinality", CARDINALITIES) or Cardinality.ONE_TO_ONE)
     taken = read_type(section, "input", types, other="inputTypeName")
     given = read_type(section, "output", types, other="outputTypeName")
+    if (accepts := read_types(section, "accepts", types)) and taken not in accepts:
+        section.problem(f"an await step asks about all that comes to it: {shown(taken)}; put others aside before it",
+                        "accepts")
     timeout = section.duration("timeout", required=True)
     idempotency = _read_idempotency(section, taken, cardinality)
     boundary = Boundary(
@@ -83,6 +84,17 @@ def read_type(section: Section, key: str, types: Importer, *, other: str | None 
         section.problem(error.problem if isinstance(error, InvalidOutcome) else str(error), key)
         return Any
     return kind
+
+
+def read_types(section: Section, key: str, types: Importer) -> list[Any]:
+    """A list of types."""
+    found = []
+    for text in section.texts(key) or ():
+        try:
+            found.append(types.find_type(text))
+        except ValueError as error:
+            section.problem(str(error), key)
+    return found
 
 
 def _read_strategy(section: Section) -> bool | None:

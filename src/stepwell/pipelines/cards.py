@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from stepwell._core.references import shown
-from stepwell.pipelines.declaring import RETRIES, Boundary, PipelineStep
+from stepwell.pipelines.declaring import RETRIES, Boundary, PipelineStep, type_behind
 
 if TYPE_CHECKING:
     from stepwell.pipelines.pipeline import Pipeline
@@ -54,7 +54,7 @@ def cards(pipeline: Pipeline) -> list[Drawn]:
 def _segment(segment: Segment) -> Iterator[Drawn]:
     if segment.steps:
         yield Card(Kind.SEGMENT, f"segment {segment.number}", tuple(_row(step) for step in segment.steps))
-        yield Flow(_typed(segment.steps[-1].output), segment.gives_many)
+        yield Flow(_typed(type_behind(segment.steps[0].input, segment.steps)), segment.gives_many)
     boundary = segment.exit
     if boundary is None:
         return
@@ -63,7 +63,8 @@ def _segment(segment: Segment) -> Iterator[Drawn]:
     yield Flow(_typed(boundary.output), is_many)
     if segment.item_steps:
         yield Card(Kind.ITEM, "each answer by itself", tuple(_row(step) for step in segment.item_steps))
-        yield Flow(f"{_typed(segment.item_steps[-1].output)}, in the order of the items", is_many=True)
+        kind = type_behind(boundary.output, segment.item_steps)
+        yield Flow(f"{_typed(kind)}, in the order of the items", is_many=True)
 
 
 def _asked(segment: Segment, boundary: Boundary) -> str:
@@ -90,6 +91,8 @@ def _row(step: PipelineStep) -> tuple[str, str]:
     facts: list[str] = [step.cardinality]
     if step.retries != RETRIES and not step.cardinality.is_aggregate:
         facts.append("no retries" if step.retries == 0 else f"{step.retries} retries")
+    if step.accepts:
+        facts.append(f"only {', '.join(_typed(kind) for kind in step.accepts)}")
     if step.on_error == "reject":
         facts.append("rejects")
     return step.name, ", ".join(facts)

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from stepwell._core.references import refer_function
+from stepwell._core.references import refer_function, shown
 from stepwell._core.replies import Projected
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError
@@ -63,6 +64,7 @@ class PipelineStep(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = RETRIES
     backoff: Callable[[int], timedelta] = exponential
     on_error: OnError = "fail"
+    accepts: tuple[type, ...] = ()  # items of other types pass it by; none: it takes all
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,10 +159,13 @@ def declare(
     retries: int = RETRIES,
     backoff: Callable[[int], timedelta] = exponential,
     on_error: OnError = "fail",
+    accepts: type | tuple[type, ...] = (),
 ) -> Any:
     """Make a step of a function; types come from its annotations."""
     if function is None:
-        return partial(declare, cardinality, name=name, retries=retries, backoff=backoff, on_error=on_error)
+        return partial(
+            declare, cardinality, name=name, retries=retries, backoff=backoff, on_error=on_error, accepts=accepts
+        )
     called = name if name is not None else function.__name__
     where = f"pipeline step {called!r}"
     if problem := check_name(called, "name"):
@@ -171,11 +176,41 @@ def declare(
         raise DefinitionError(f"{where}: it gives many, so it yields them; write `yield` instead of `return`")
     if on_error not in ("fail", "reject") or (on_error == "reject" and cardinality.is_aggregate):
         raise DefinitionError(f"{where}: on_error is 'fail' or, over single items, 'reject', not {on_error!r}")
+    accepted = accepts if isinstance(accepts, tuple) else (accepts,)
+    if problem := check_accepts(accepted, cardinality):
+        raise DefinitionError(f"{where}: accepts: {problem}")
     taken, given = _types(function, where)
     return PipelineStep(
         name=called, function=function, cardinality=cardinality, input=_item(taken, cardinality.is_aggregate),
         output=_item(given, cardinality.gives_many), retries=retries, backoff=backoff, on_error=on_error,
+        accepts=accepted,
     )  # fmt: skip
+
+
+def check_accepts(accepts: Sequence[Any], cardinality: Cardinality) -> str | None:
+    """What is wrong with the types of items that a step takes."""
+    if accepts and cardinality.is_aggregate:
+        return f"{cardinality} takes the whole stream; leave it away"
+    if wrong := [kind for kind in accepts if not isinstance(kind, type) or get_origin(kind) is not None]:
+        return f"{shown(wrong[0])} is no class"
+    return None
+
+
+def type_behind(kind: Any, steps: Sequence[PipelineStep]) -> Any:
+    """The type of items of a type behind these steps; a union if some pass by."""
+    kinds = list(_variants(kind))
+    for step in steps:
+        passing = [one for one in kinds if step.accepts and not _is_accepted(one, step.accepts)]
+        kinds = [*dict.fromkeys([*passing, *(_variants(step.output) if len(passing) < len(kinds) else ())])]
+    return Any if Any in kinds else Union[tuple(kinds)]  # noqa: UP007 - of as many as there are
+
+
+def _variants(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is_accepted(kind: Any, accepts: tuple[type, ...]) -> bool:
+    return isinstance(kind, type) and issubclass(kind, accepts)
 
 
 one_to_one = partial(declare, Cardinality.ONE_TO_ONE)

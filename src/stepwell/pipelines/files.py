@@ -57,6 +57,7 @@ class Draft:
         self._parts: list[Part] = []
         self._wires: dict[str, tuple[Wire, str]] = {}  # with the step that describes it
         self._sections: dict[str, Section] = {}
+        self._terminal: list[Section] = []  # steps behind which nothing may come
         self._top: dict[str, Any] = {}
         section = open_file(Path(path), self._findings)
         if section is not None:
@@ -116,6 +117,9 @@ class Draft:
             if name in self._sections:
                 section.problem(f"another step, in line {self._sections[name].line}, is called so too", "name")
             self._sections[name] = section
+        for before in self._terminal:
+            before.problem(f"is true, but {section.step or 'a step'!r} comes behind it", "terminal")
+        self._terminal = [section] if section.flag("terminal") else []
         kind = section.choice("kind", _KINDS)
         if kind == "await":
             self._read_await(section, name or "", types)

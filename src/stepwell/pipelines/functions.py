@@ -11,8 +11,8 @@ import msgspec
 
 from stepwell._core.references import shown
 from stepwell.errors import DefinitionError
-from stepwell.pipelines.boundaries import CARDINALITIES, read_type
-from stepwell.pipelines.declaring import Cardinality, PipelineStep, declare
+from stepwell.pipelines.boundaries import CARDINALITIES, read_type, read_types
+from stepwell.pipelines.declaring import Cardinality, PipelineStep, check_accepts, declare
 from stepwell.pipelines.importing import Importer
 from stepwell.pipelines.sections import Section
 
@@ -36,10 +36,8 @@ class StepReader:
             section.refuse(key, "belongs to steps of kind: await")
         for key in ("service", "operator", "delegate"):
             section.refuse(key, "name the function instead: function: module:name")
-        for key in ("accepts", "terminal"):
-            section.refuse(key, "is not there yet; branch inside a step instead")
         cardinality = section.choice("cardinality", CARDINALITIES)
-        options = self._options()
+        options = self._options() | self._accepts(cardinality)
         taken = read_type(section, "input", self._types, other="inputTypeName", required=False)
         given = read_type(section, "output", self._types, other="outputTypeName", required=False)
         function = self._function()
@@ -55,6 +53,14 @@ class StepReader:
             "on_error": self._section.choice("onError", ("fail", "reject")),
         }  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
+
+    def _accepts(self, cardinality: str | None) -> dict[str, Any]:
+        accepts = read_types(self._section, "accepts", self._types)
+        said = Cardinality.ONE_TO_ONE if cardinality is None else Cardinality(cardinality)
+        if problem := check_accepts(accepts, said):
+            self._section.problem(problem, "accepts")
+            return {}
+        return {"accepts": tuple(accepts)} if accepts else {}
 
     def _backoff(self) -> Callable[[int], timedelta] | None:
         first = self._section.duration("backoff")

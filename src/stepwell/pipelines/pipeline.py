@@ -16,7 +16,7 @@ from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
-from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
+from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep, type_behind
 from stepwell.pipelines.drawing import draw_svg, draw_text
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
@@ -156,9 +156,8 @@ def _incoming(pipeline: Pipeline, segment: Segment, ctx: Context[Any]) -> AsyncI
         return _of(pipeline.read_input(ctx.state))
     before = pipeline.segments[segment.number - 1]
     if before.asks_each:
-        last = before.item_steps[-1] if before.item_steps else before.exit
-        assert last is not None  # noqa: S101 - it asks about each
-        return _outputs(ctx, reply_type(last.output))
+        assert before.exit is not None  # noqa: S101 - it asks about each
+        return _outputs(ctx, reply_type(type_behind(before.exit.output, before.item_steps)))
     if ctx.reply is None:  # nothing was asked: there were no items
         return _of(())
     return _of(ctx.reply.value if segment.takes_many else [ctx.reply.value])

@@ -59,7 +59,11 @@ class Stream:
                 await self._put_aside(step, hearing)
 
     async def _tried(self, step: PipelineStep, item: Any, hearing: Hearing) -> AsyncIterator[Any]:
-        """What the step makes of an item; tried again as often as it says, as long as nothing has come of it."""
+        """What the step makes of an item; tried again as often as it says, as long as nothing has come of it. An
+        item that the step does not accept passes it by."""
+        if step.accepts and not isinstance(item, step.accepts):
+            yield item
+            return
         attempt, number = 1, 0
         while True:
             try:
