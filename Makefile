@@ -9,15 +9,18 @@ STAMP := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test depth soak limits soak-steps bench bench-peers growth slots django6 check schema clean
+.PHONY: help venv demo csv-payments test depth soak limits soak-steps bench bench-peers growth slots django6 check schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP) ## Create .venv with everything for development
 
 demo: $(STAMP) ## Run the demo on the embedded Postgres
 	.venv/bin/stepwell demo $(ARGS)
+
+csv-payments: $(STAMP) ## Run 1,000 payments through a pipeline over Kafka, with kills; ARGS="--rows 10000 --rate 2000"
+	.venv/bin/python -m examples.csv_payments $(ARGS)
 
 test: $(STAMP) ## Run the tests; ARGS="tests/unit -x" to choose
 	.venv/bin/python -m pytest $(IN_PARALLEL) $(ARGS)

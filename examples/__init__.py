@@ -1,0 +1,1 @@
+"""Examples, each in a folder of its own."""

@@ -1,0 +1,70 @@
+"""A Kafka cluster to play with, a process of its own: `python -m examples.csv_payments.cluster TOPIC…`.
+
+It is the mock cluster inside librdkafka: one broker that speaks Kafka's protocol on a port of this machine, and
+keeps its records in memory. Prints its address, and ends when its standard input does. Use a real Kafka elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka
+
+PARTITIONS: Final = 4
+_POINTER = ctypes.c_void_p
+_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "rd_kafka_conf_new": (_POINTER, []),
+    "rd_kafka_conf_set": (ctypes.c_int, [_POINTER, *[ctypes.c_char_p] * 3, ctypes.c_size_t]),
+    "rd_kafka_new": (_POINTER, [ctypes.c_int, _POINTER, ctypes.c_char_p, ctypes.c_size_t]),
+    "rd_kafka_handle_mock_cluster": (_POINTER, [_POINTER]),
+    "rd_kafka_mock_cluster_bootstraps": (ctypes.c_char_p, [_POINTER]),
+    "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_POINTER, ctypes.c_int32]),
+    "rd_kafka_mock_topic_create": (ctypes.c_int, [_POINTER, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]),
+}  # fmt: skip
+
+
+def start_cluster(*topics: str) -> str:
+    """Start one in this process, for as long as it lives; returns its address."""
+    library = _load()
+    said = ctypes.create_string_buffer(512)
+    settings = library.rd_kafka_conf_new()
+    for name, value in ((b"test.mock.num.brokers", b"1"), (b"log_level", b"0")):
+        if library.rd_kafka_conf_set(settings, name, value, said, len(said)) != 0:
+            raise RuntimeError(said.value.decode())
+    client = library.rd_kafka_new(0, settings, said, len(said))
+    if not client:
+        raise RuntimeError(said.value.decode())
+    cluster = library.rd_kafka_handle_mock_cluster(client)
+    library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 0)
+    for topic in topics:
+        if library.rd_kafka_mock_topic_create(cluster, topic.encode(), PARTITIONS, 1) != 0:
+            raise RuntimeError(f"topic {topic} was not made")
+    address: str = library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
+    return address
+
+
+def _load() -> Any:
+    """The librdkafka that the wheel of confluent-kafka brings along: beside it on Linux, inside it on macOS."""
+    home = Path(confluent_kafka.__file__).parent
+    places = (home.with_name("confluent_kafka.libs"), home / ".dylibs")
+    found = [library for place in places for library in place.glob("librdkafka*")]
+    if not found:
+        raise RuntimeError("confluent-kafka was not installed from its wheel: there is no librdkafka beside it")
+    library = ctypes.CDLL(str(found[0]))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def main() -> None:
+    sys.stdout.write(f"{start_cluster(*sys.argv[1:])}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
