@@ -17,4 +17,4 @@ pipeline = WRITTEN[os.environ.get("CSV_PAYMENTS_WRITTEN", "yaml")](
     # Kafka gives the partitions of a killed worker to others after this time; 6 s is the least it allows.
     {"session.timeout.ms": 6_000, **json.loads(os.environ.get("CSV_PAYMENTS_KAFKA", "{}"))},
 )
-engine = Engine(machines=[pipeline.machine], transports=pipeline.transports, queues={"default": 100})
+engine = Engine(machines=[pipeline], transports=pipeline.transports, queues={"default": 100})

@@ -54,14 +54,13 @@ class Play:
         """From the start to the checked file."""
         pipeline = WRITTEN[self.written](self.processes.brokers)
         async with Engine(
-            self.url, machines=[pipeline.machine], transports=pipeline.transports, token_keys=TOKEN_KEYS
+            self.url, machines=[pipeline], transports=pipeline.transports, token_keys=TOKEN_KEYS
         ) as engine:
             worker, provider = await self.processes.worker(self.written), await self.processes.provider()
             self._say(f"worker {worker.pid}, provider {provider.pid} and a Kafka cluster run; the pipeline is written "
                       f"in {self.written}")  # fmt: skip
             folder = str(self.source.parent)
-            state = pipeline.state(CsvFolder(folder))
-            run = await engine.start(pipeline.machine, state, key=f"csv-payments:{folder}")
+            run = await engine.start(pipeline, CsvFolder(folder), key=f"csv-payments:{folder}")
             self._say(f"csv-payments #{run.id} is started over {folder}, with {self.rows:,} payments")
             async with asyncio.timeout(LONGEST):
                 await self._follow(run, [worker, provider] if self.kills else [])

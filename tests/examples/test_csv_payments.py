@@ -47,12 +47,12 @@ async def example(
         await processes.provider()
         pipeline = WRITTEN[written](processes.brokers, QUICK)
         engine = await stack.enter_async_context(
-            Engine(h.url, machines=[pipeline.machine], transports=pipeline.transports, token_keys=TOKEN_KEYS)
+            Engine(h.url, machines=[pipeline], transports=pipeline.transports, token_keys=TOKEN_KEYS)
         )
         await stack.enter_async_context(engine.worker(queues={"default": 100}))
 
         async def run(folder: Path) -> Any:
-            started = await engine.start(pipeline.machine, pipeline.state(CsvFolder(str(folder))), key=str(folder))
+            started = await engine.start(pipeline, CsvFolder(str(folder)), key=str(folder))
             return await started.result(PATIENCE)
 
         yield h, run
