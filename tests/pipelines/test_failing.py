@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from itertools import count
+
 import pytest
 
 from stepwell import Cancel, InstanceFailed
-from stepwell.pipelines import Pipeline, await_, one_to_one
+from stepwell.pipelines import Pipeline, await_, one_to_many, one_to_one
 from tests.conftest import MakeHarness
 
 PATIENCE = 10
@@ -51,3 +54,23 @@ async def test_a_single_value_that_was_put_aside_asks_nothing_and_the_rest_runs_
 
     assert result is None
     assert await h.sql("select from stepwell.interactions") == []
+
+
+async def test_a_result_of_too_many_items_is_refused_with_what_to_do(make_harness: MakeHarness) -> None:
+    pulled: list[int] = []
+
+    @one_to_many
+    async def endless(start: int) -> AsyncIterator[int]:
+        for number in count(start):
+            pulled.append(number)
+            yield number
+
+    pipeline = Pipeline("endless", [endless])
+    h = await make_harness(machines=[pipeline])
+
+    async with h.engine.worker():
+        run = await h.engine.start(pipeline, 0)
+        with pytest.raises(InstanceFailed, match="more than 10,000 items come out at the end"):
+            await run.result(PATIENCE)
+
+    assert len(pulled) == 10_001

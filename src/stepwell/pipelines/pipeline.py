@@ -16,7 +16,7 @@ from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
-from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep, type_behind
+from stepwell.pipelines.declaring import MAX_ITEMS, Boundary, Cardinality, Part, PipelineStep, type_behind
 from stepwell.pipelines.drawing import draw_svg, draw_text
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
@@ -187,7 +187,8 @@ async def _outputs(ctx: Context[Any], kind: ReplyType) -> AsyncIterator[Any]:
 
 
 async def _end(segment: Segment, items: AsyncIterator[Any]) -> Outcome:
-    values = [value async for value in items]
+    values = await _collect(items, MAX_ITEMS, "result", "come out at the end, as the result of the instance; end "
+                            "the pipeline with a step that writes them somewhere, and gives little")
     return Done(values if segment.gives_many else values[0] if values else None)
 
 
@@ -203,7 +204,8 @@ async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) 
             **options,
         )
         return msgspec.structs.replace(asked, item_step=f"item_{segment.number}")
-    values = await _collect(boundary, items)
+    values = await _collect(items, boundary.max_items, "max_items", f"come to {boundary.name!r}, which asks about all "
+                            "of them at once; raise max_items, or ask about each")
     if not values and boundary.cardinality is not Cardinality.MANY_TO_ONE:  # no items, or the one value was rejected
         return Ask.each(boundary.over, (), reply=boundary.output, then=then)  # asks nothing, and goes on
     if boundary.cardinality.is_aggregate:
@@ -211,11 +213,11 @@ async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) 
     return Ask(boundary.over, values[0], reply=boundary.reply, idempotency=boundary.idempotency, **options)
 
 
-async def _collect(boundary: Boundary, items: AsyncIterator[Any]) -> list[Any]:
+async def _collect(items: AsyncIterator[Any], most: int, field: str, problem: str) -> list[Any]:
+    """All items, if they are not too many to be held at once."""
     values: list[Any] = []
     async for value in items:
-        if len(values) == boundary.max_items:
-            raise InvalidInput("max_items", f"more than {boundary.max_items:,} items come to {boundary.name!r}, which "
-                               "asks about all of them at once; raise max_items, or ask about each")
+        if len(values) == most:
+            raise InvalidInput(field, f"more than {most:,} items {problem}")
         values.append(value)
     return values
