@@ -17,7 +17,8 @@ from tests.conftest import MakeHarness
 from tests.support.proxy import Mishap, Part, Proxy, proxy_to
 from tests.support.waiting import eventually
 
-CLAIM, COMMIT, BEGIN = statement("instances/claim"), statement("instances/commit"), statement("workers/begin")
+CLAIM, BEGIN = statement("instances/claim"), statement("workers/begin")
+COMMIT, COMMIT_BARE = statement("instances/commit"), statement("instances/commit_bare")
 BEAT = timedelta(seconds=0.3)
 
 
@@ -103,7 +104,8 @@ async def test_a_commit_that_is_lost_or_whose_answer_is_lost_is_neither_repeated
         nonlocal commits
         commits += 1
         if commits == nth:
-            losses.append(road.proxy.lose(part, COMMIT, with_commit=key is not None))
+            sent = COMMIT_BARE if key is None else COMMIT
+            losses.append(road.proxy.lose(part, sent, with_commit=key is not None))
 
     losses: list[Mishap] = []
     with armed("flusher.before_commit", fault=lose_the_nth):

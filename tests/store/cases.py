@@ -104,6 +104,13 @@ def commit(given: Sample, size: int) -> tuple[Any, ...]:
     return (json.dumps([{"id": id_, "worker_id": worker, "fence": fence, **new} for id_, worker, fence in claims]),)
 
 
+def commit_bare(given: Sample, size: int) -> tuple[Any, ...]:
+    claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
+    ids, workers, fences = zip(*claims, strict=True)
+    texts = ["{" + ",".join(map(str, numbers)) + "}" for numbers in (ids, fences, ["runnable"] * len(ids))]
+    return workers[0], *texts, *("\x1e".join([text] * len(ids)) for text in ("pack", '{"order": 1}', ""))
+
+
 def start(_: Sample, size: int) -> tuple[Any, ...]:
     none = [None] * size
     return (
@@ -193,6 +200,7 @@ CASES = [
     *(Case("shares/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
     Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
+    *(Case("instances/commit_bare", commit_bare, n, per_row=40) for n in (1, 100, 1000)),
     Case("instances/tick", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
          _on("due", "claim", "fair", "pkey", "deadline")),
     Case("workers/begin", begin, 50, frozenset(), 6),

@@ -41,7 +41,8 @@ class Gate:
 
     async def send(self, name: str, *args: object) -> asyncio.Task[list[asyncpg.Record]]:
         """Send a statement, and return when it stands at the gate: its snapshot is taken, the row is not read."""
-        sent = asyncio.create_task(self._visitor.fetch(statement(name), *args))
+        patient = statement(name).replace("'lock_timeout', '10'", "'lock_timeout', '0'")  # the gate is a lock too
+        sent = asyncio.create_task(self._visitor.fetch(patient, *args))
         await eventually(lambda: self._is_reached(sent))
         return sent
 

@@ -8,6 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from stepwell._store.database import WORKER
+from stepwell._store.statements import statement
 from tests.store.gate import gate_before
 
 LABELS = ["order@1"]
@@ -60,6 +62,17 @@ def outcome(ids: tuple[int, ...], worker: int, fence: int = 1) -> tuple[Any, ...
     return (json.dumps([{"id": id_, "worker_id": worker, "fence": fence, **new} for id_ in ids]),)
 
 
+def bare(ids: tuple[int, ...], worker: int, status: str = "runnable") -> tuple[Any, ...]:
+    def each(one: object, between: str) -> str:
+        return between.join([str(one)] * len(ids))
+
+    numbers = ",".join(map(str, ids))
+    return (
+        worker, f"{{{numbers}}}", f"{{{each(1, ',')}}}", f"{{{each(status, ',')}}}", each("pack", "\x1e"),
+        each('{"new": true}', "\x1e"), "",
+    )  # fmt: skip
+
+
 async def test_a_row_claimed_anew_is_not_reaped_from_its_live_worker(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
@@ -109,6 +122,79 @@ async def test_a_claim_that_was_taken_away_is_not_committed(
     assert [r["id"] for r in committed] == [first]
     assert (await row(connection, second))["worker_id"] == other
     assert (await row(connection, second))["state"] == "{}"
+
+
+async def test_a_claim_that_was_taken_away_is_not_committed_bare_either(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    worker, other = await enter_worker(connection), await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+
+    async with gate_before(url, first) as gate:
+        committing = await gate.send("instances/commit_bare", *bare(two, worker))
+        await claim_for(connection, other, second)
+        await gate.open()
+        [committed] = await committing
+
+    assert committed["ids"] == [first]
+    assert (await row(connection, second))["worker_id"] == other
+    assert (await row(connection, second))["state"] == "{}"
+
+
+@pytest.mark.parametrize("fence", [0, 1], ids=["an older claim", "a claim of somebody else"])
+async def test_a_bare_commit_of_a_claim_that_is_over_changes_nothing(
+    connection: asyncpg.Connection, two: tuple[int, int], fence: int
+) -> None:
+    worker, other = await enter_worker(connection), await enter_worker(connection)
+    await claim_for(connection, worker if fence == 0 else other, *two)
+    if fence == 0:
+        await claim_for(connection, worker, *two)
+    before = [await row(connection, id_) for id_ in two]
+
+    [committed] = await connection.fetch(statement("instances/commit_bare"), *bare(two, worker))
+
+    assert committed["ids"] is None
+    assert [await row(connection, id_) for id_ in two] == before
+
+
+async def test_a_mark_and_a_signal_that_come_meanwhile_are_told_by_a_bare_commit_which_does_not_go_on(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+
+    async with gate_before(url, first) as gate:
+        committing = await gate.send("instances/commit_bare", *bare(two, worker, "executing"))
+        await connection.execute(
+            "update stepwell.instances set watched = true, has_inbox = true where id = $1", second
+        )
+        await gate.open()
+        [committed] = await committing
+
+    assert [list(ids or ()) for ids in committed] == [[first, second], [second], [second], [second]]
+    stayed, sent_back = await row(connection, first), await row(connection, second)
+    assert (stayed["status"], stayed["worker_id"], stayed["fence"]) == ("executing", worker, 2)
+    assert (sent_back["status"], sent_back["worker_id"], sent_back["fence"]) == ("runnable", None, 2)
+    assert stayed["state"] == sent_back["state"] == '{"new": true}'
+
+
+async def test_a_bare_commit_gives_up_soon_where_a_foreign_transaction_holds_a_row_and_has_committed_nothing(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, *two)
+    committing = await asyncpg.connect(url, server_settings=WORKER)
+
+    async with connection.transaction():
+        await connection.execute("select from stepwell.instances where id = $1 for no key update", two[1])
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await committing.fetch(statement("instances/commit_bare"), *bare(two, worker))
+
+    assert [(await row(connection, id_))["status"] for id_ in two] == ["executing"] * 2
+    assert await committing.fetchval("show lock_timeout") == "0", "the bound ends with its statement"
+    await committing.close()
 
 
 async def test_a_mark_set_meanwhile_survives_the_commit_and_is_told(

@@ -98,6 +98,19 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it only ends as done, or only goes to another step: the shortest statement commits it."""
+        claim = self.claim
+        return (
+            (self.status is Status.RUNNABLE or (self.status is Status.DONE and claim.parent_id is None))
+            and claim.concurrency_key is None and claim.needs is None and not claim.attempt
+            and not self.delay and self.hold is None and not self.keeps_awaits and self.queue is None
+            and self.priority is None and not self.switches_key and self.children is None and not self.consumes
+            and self.needs is None and self.error is None and self.version == claim.version
+            and not self.was_unchecked and not self.has_filled and self.asks is None and not self.attempt
+        )  # fmt: skip
+
+    @property
     def stores(self) -> bool:
         """Whether the side row is written: a new value, or an error of an earlier attempt to clear."""
         return (

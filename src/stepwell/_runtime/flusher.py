@@ -6,6 +6,7 @@ import asyncio
 import logging
 from datetime import timedelta
 from enum import Enum
+from time import perf_counter
 
 from stepwell import _probes
 from stepwell._core.commits import Commit
@@ -27,6 +28,7 @@ LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one bat
 AT_ONCE = 32  # steps that begin, or go on, before the loop turns to other things: so a commit never waits for all
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
+WARINESS = 1.0  # after a bare commit had to wait for somebody's transaction: it may not be the only one
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
 APART_PATIENCE = timedelta(milliseconds=200)
 
@@ -67,6 +69,7 @@ class Flusher(Service):
         self._leftovers: list[int] = []  # instances that are done, with inboxes to be dropped
         self._sweeping: asyncio.Task[None] | None = None
         self._is_over = False
+        self._wary_until = 0.0  # rows are locked, or passed over, before anything is written
         self._flying = 0  # commits that the current tick has taken
 
     async def stop(self) -> None:
@@ -169,11 +172,14 @@ class Flusher(Service):
     async def _flush(self, batch: list[_Entry], lock_timeout: timedelta | None = None) -> None:
         try:
             flushed = await flushes.flush(
-                self._database, [entry.commit for entry in batch], lock_timeout=lock_timeout
-            )
+                self._database, [entry.commit for entry in batch], lock_timeout=lock_timeout,
+                barely=perf_counter() >= self._wary_until,
+            )  # fmt: skip
         except Refusal as error:
             await self._isolate(batch, error)
             return
+        if flushed.was_hindered:
+            self._wary_until = perf_counter() + WARINESS
         if _probes.hooks:
             await _probes.reach("flusher.committed", ids=[row.id for row in flushed.committed])
         rows = {row.id: row for row in flushed.committed}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from time import perf_counter
 
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
+from stepwell._core.faults import Contention
 from stepwell._core.status import Status
 from stepwell._store import children, instances, keys, limits, signals, units
 from stepwell._store.database import Database, Session
@@ -29,24 +30,44 @@ class Flushed:
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
     transports: list[str] = field(default_factory=list)  # with something to send
+    was_hindered: bool = False  # a transaction that is not the engine's held one of its rows
     took: float = 0.0  # seconds from its sending to its answer: delays began in this time
 
 
-async def flush(db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None) -> Flushed:
+async def flush(
+    db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None, barely: bool = False
+) -> Flushed:
     """Commit outcomes together: plain ones in one statement, the others in one transaction.
 
     With a lock timeout, who waits longer than that for somebody's lock has a Contention, and nothing is committed.
+    `barely`: what is bare is tried by the statement that locks nothing before it writes.
     """
     began = perf_counter()
-    flushed = await _flush(db, commits, lock_timeout)
+    flushed = await _flush_bare(db, commits) if barely else None
+    if flushed is None:
+        flushed = await _flush(db, commits, lock_timeout)
+    elif flushed.was_hindered:
+        flushed = replace(await _flush(db, commits, lock_timeout), was_hindered=True)
     flushed.took = perf_counter() - began
     return flushed
+
+
+async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None:
+    try:
+        committed = await instances.commit_bare(db, commits)
+    except Contention:
+        return Flushed([], was_hindered=True)
+    return None if committed is None else Flushed(committed, _left_inboxes(committed))
+
+
+def _left_inboxes(committed: list[Committed]) -> list[int]:
+    return [row.id for row in committed if row.has_inbox and row.status is Status.DONE]
 
 
 async def _flush(db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None) -> Flushed:
     if all(commit.is_plain for commit in commits):
         committed = await instances.commit(db, commits)
-        return Flushed(committed, [row.id for row in committed if row.status is Status.DONE and row.has_inbox])
+        return Flushed(committed, _left_inboxes(committed))
     async with db.transaction() as session:
         if lock_timeout is not None:
             await session.run(f"set local lock_timeout = {lock_timeout // timedelta(milliseconds=1)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -19,7 +19,7 @@ from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
-from stepwell._store.wire import encode_commits
+from stepwell._store.wire import encode_bare, encode_commits
 from stepwell.errors import InvalidPayload
 
 
@@ -236,6 +236,32 @@ async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
         Committed(id_, _STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
         for id_, status, queue, hold, *rest in rows
     ]
+
+
+async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> list[Committed] | None:
+    """The same for bare outcomes of one worker. None if these are not, or a separator is among their words."""
+    worker_id = commits[0].claim.worker_id
+    if not all(commit.is_bare and commit.claim.worker_id == worker_id for commit in commits):
+        return None
+    texts = encode_bare(commits)
+    if texts is None:
+        return None
+    [(ids, *marks)] = await db.fetch("instances/commit_bare", worker_id, *texts)
+    landed = commits if ids is not None and len(ids) == len(commits) else _among(commits, ids or ())
+    sent_back, watched, with_inbox = [frozenset(mark or ()) for mark in marks]
+    return [
+        Committed(
+            (id_ := commit.claim.id),
+            Status.EXECUTING if commit.goes_on and id_ not in sent_back else commit.status,
+            commit.claim.queue, None, id_ in watched, id_ in with_inbox, commit.claim.round, None, None,
+        )
+        for commit in landed
+    ]  # fmt: skip
+
+
+def _among(commits: Sequence[Commit], ids: Collection[int]) -> list[Commit]:
+    landed = frozenset(ids)
+    return [commit for commit in commits if commit.claim.id in landed]
 
 
 _STATUSES = {str(status): status for status in Status}

@@ -1,8 +1,8 @@
-"""Commits as the statement reads them: one JSON array, in which what is at its default is left out."""
+"""Commits as their statements read them: one JSON array, in which what is at its default is left out; or bare texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -10,12 +10,36 @@ import msgspec
 from stepwell._core.commits import NOW, Commit
 from stepwell._core.status import Hold, Status
 
+SEPARATOR = "\x1e"  # JSON escapes it wherever it may stand
+_BRACES = str.maketrans("[]", "{}")
 _ENCODER = msgspec.json.Encoder()
 
 
 def encode_commits(commits: Iterable[Commit]) -> str:
     """What the commit statement is sent."""
     return _ENCODER.encode([_outcome(commit) for commit in commits]).decode()
+
+
+def encode_bare(commits: Sequence[Commit]) -> tuple[str, ...] | None:
+    """What the statement for bare commits is sent after the worker: ids, fences, statuses, steps, states, results. None
+    if a separator stands where none can be told from it."""
+    claims = [commit.claim for commit in commits]
+    steps = SEPARATOR.join([commit.step for commit in commits])
+    if steps.count(SEPARATOR) != len(commits) - 1:
+        return None
+    return (
+        _numbers([claim.id for claim in claims]),
+        _numbers([claim.fence for claim in claims]),
+        f"{{{','.join([Status.EXECUTING if commit.goes_on else commit.status for commit in commits])}}}",
+        steps,
+        SEPARATOR.join([commit.state or "" for commit in commits]),
+        SEPARATOR.join([commit.result or "" for commit in commits]),
+    )
+
+
+def _numbers(given: list[int]) -> str:
+    """Numbers as Postgres reads an array of them."""
+    return str(given).translate(_BRACES)
 
 
 class _Outcome(msgspec.Struct, omit_defaults=True):

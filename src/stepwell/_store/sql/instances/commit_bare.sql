@@ -1,0 +1,55 @@
+-- Commit a batch of bare outcomes, all of one worker, each only if its row is still the claim's.
+-- Bare is what only ends as done, or only goes to another step: nearly every outcome. All others: commit.sql.
+-- They come as texts that are taken apart here: arrays of numbers and statuses as their literals, steps, states and
+--   results between separators (\x1e, which JSON escapes), what is empty being null. The driver would look at each
+--   element of an array, and for each object of a JSON array a record of 24 columns would be made.
+-- Keeps: a late worker's outcome changes nothing (a row has a worker if and only if it executes, says a check).
+--   A row that is to go on ('executing': run-ahead) stays the claim's, under a new fence, unless a signal has come for
+--   it meanwhile. If it goes on, no indexed column changes, and no index is told.
+-- Index: the primary keys, driven from the ids (any (array[…]): see commit.sql).
+-- Locks: the rows, by the update itself. Who waits 10 ms for a transaction that is not the engine's gives up, and
+--   nothing is committed; commit.sql, which locks before it writes, and costs twice as much, passes such rows over.
+-- Returns: one row: the ids that are committed; those of them that were to go on and do not; those that a client waits
+--   for; those with an inbox.
+with bounded as materialized (
+  select set_config('lock_timeout', '10', true)
+), committed as (
+  update stepwell.instances i
+  set status = case when o.status = 'executing' and i.has_inbox then 'runnable' else o.status end,
+      step = o.step,
+      attempt = 0,
+      crashes = 0,
+      fence = i.fence + 1,
+      worker_id = case when o.status = 'executing' and not i.has_inbox then i.worker_id end,
+      claimed_at = case when o.status = 'executing' and not i.has_inbox then i.claimed_at end,
+      due_at = case
+                 when o.status = 'runnable' or o.status = 'executing' and i.has_inbox then stepwell.now()
+                 else i.due_at
+               end,
+      hold_reason = null,
+      awaits = null,
+      deadline = null,
+      visit = i.visit + (i.filling_unit_id is not null)::integer,
+      await_unit_id = null,
+      filling_unit_id = null,
+      children_pending = 0,
+      slot = null,
+      updated_at = stepwell.now(),
+      finished_at = case when o.status = 'done' then stepwell.now() end
+  from unnest($2::text::bigint[], $3::text::bigint[], $4::text::text[], string_to_array($5::text, E'\x1e'),
+              string_to_array($6::text, E'\x1e', ''), string_to_array($7::text, E'\x1e', ''))
+       as o(id, fence, status, step, state, result)
+  cross join bounded
+  where i.id = any (array[o.id]) and i.worker_id = $1::bigint and i.fence = o.fence
+  returning i.id, o.status = 'executing' and i.has_inbox as is_sent_back, i.watched, i.has_inbox, o.state, o.result
+), stored as (
+  update stepwell.instance_data d
+  set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = null, unchecked = false
+  from committed c
+  where d.id = any (array[c.id]) and (c.state is not null or c.result is not null)
+)
+select array_agg(c.id) as ids,
+       array_agg(c.id) filter (where c.is_sent_back) as sent_back,
+       array_agg(c.id) filter (where c.watched) as watched,
+       array_agg(c.id) filter (where c.has_inbox) as with_inbox
+from committed c
