@@ -32,6 +32,7 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True, eq=False):
     _connection: Any = None
     _in_handle: bool = False
     _outputs: Any = None
+    _keep_thread: Any = None
 
     @property
     def reply(self) -> Any:

@@ -13,11 +13,11 @@ from stepwell import embedded, schema
 from stepwell._core.registry import Registry
 from stepwell._core.tokens import TokenKeys
 from stepwell._runtime.asking import World
-from stepwell._runtime.caller import Around
 from stepwell._runtime.dispatcher import Opened
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.hooks import Hooks
 from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.threads import Around
 from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
 from stepwell.client import Client

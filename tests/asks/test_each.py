@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Any
+
+import pytest
 
 from stepwell import Ask, Context, Done, Machine, Outcome, Retry, Stop, step
 from stepwell._runtime.filler import CHUNK
@@ -387,3 +390,82 @@ async def test_one_item_has_its_index_and_its_reply(h: Harness) -> None:
 
     assert question.index == 0
     await h.assert_done(batch, [[0, "completed", 8]])
+
+
+@pytest.mark.parametrize("how", ["generator", "async", "in a thread"])
+async def test_a_generator_that_is_not_asked_about_to_its_end_is_closed(make_harness: MakeHarness, how: str) -> None:
+    closed: list[str] = []
+    kept: list[Any] = []  # so that the garbage collector closes none
+
+    def numbers() -> Iterator[Any]:
+        try:
+            yield from range(CHUNK)
+            yield object()  # nobody can be asked about this
+            yield from range(CHUNK)
+        finally:
+            closed.append(how)
+
+    async def awaited() -> AsyncIterator[Any]:
+        try:
+            for number in [*range(CHUNK), object(), *range(CHUNK)]:
+                yield number
+        finally:
+            closed.append(how)
+
+    class Broken(Machine):
+        @step
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            kept.append(awaited() if how == "async" else numbers())
+            return Ask.each("inbox", kept[0], reply=int, then=self.start)
+
+        @step
+        def in_a_thread(self, ctx: Context[Any]) -> Outcome:
+            kept.append(numbers())
+            return Ask.each("inbox", kept[0], reply=int, then=self.start)
+
+        async def handle(self, error: Exception, ctx: Context[Any]) -> Outcome:
+            return Stop(f"{closed} {type(error).__name__}")
+
+    h = await make_harness([Broken])
+    run = await h.engine.start(Broken, step="in_a_thread" if how == "in a thread" else "start")
+
+    async with h.engine.worker():
+        await run.wait(timeout=10)
+
+    error = (await run.get()).error
+    assert error is not None
+    assert f"{[how]} Invalid" in str(error)
+
+
+async def test_a_generator_of_a_sync_step_is_closed_by_its_thread_if_nobody_waits_for_it(
+    make_harness: MakeHarness,
+) -> None:
+    entered, gate, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield 1
+            entered.set()
+            gate.wait(30)
+            yield from range(2 * CHUNK)
+        finally:
+            closed.set()
+
+    kept = numbers()  # so that the garbage collector does not close it
+
+    class Sync(Machine):
+        @step
+        def start(self, ctx: Context[Any]) -> Outcome:
+            return Ask.each("inbox", kept, reply=int, then=self.start)
+
+    h = await make_harness([Sync])
+    async with h.engine.worker():
+        run = await h.engine.start(Sync)
+        await eventually(entered.is_set)
+        await run.cancel()
+        await eventually(lambda: not [task for task in asyncio.all_tasks() if "Sync" in task.get_name()])
+        was_closed = closed.is_set()
+        gate.set()
+        await eventually(closed.is_set)
+
+    assert not was_closed

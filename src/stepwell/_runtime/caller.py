@@ -8,15 +8,15 @@ import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from stepwell._core.records import Claim
+from stepwell._runtime.threads import Around, RunThread
 from stepwell.errors import StepTimeout
 from stepwell.machine import Step
 
 MOST_THREADS = 1_000
-Around = Callable[[], AbstractContextManager[Any]]
 
 
 class Caller:
@@ -30,6 +30,13 @@ class Caller:
     def close(self) -> None:
         """Take no more sync calls; what runs in a thread runs on."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def keep_thread(self) -> RunThread:
+        """A thread for a run whose sync code is called part by part; it counts as one call."""
+        thread = RunThread(self._threads, self._around)
+        self.in_threads += 1
+        thread.left.add_done_callback(self._thread_ended)
+        return thread
 
     async def call(self, claim: Claim, step: Step, function: Callable[..., Any], is_async: bool, *args: Any) -> object:
         timeout = step.timeout

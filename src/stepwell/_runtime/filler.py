@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+import threading
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stepwell import _probes
 from stepwell._core.faults import Refusal, StoreFault
@@ -47,13 +48,19 @@ class Filler:
     async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next | AwaitTimeout:
         """Ask about every item; what is left to commit is the park, what follows if there were no items, or the end:
         the time of a question was over before the last one was asked, and the instance is to fail then."""
+        source = _source(outcome.items, run, self._caller)
+        try:
+            return await self._fill(run, outcome, source)
+        finally:
+            await source.close()
+
+    async def _fill(self, run: Run, outcome: AskEach, source: _Source) -> AskEach | Next | AwaitTimeout:
         common = common_of(outcome, run.claim.step, run.surroundings.registry)
         target(run.definition, "then", outcome.then)  # before anybody is asked
-        pull = _puller(outcome.items, run, self._caller)
         asked = await self._asked_before(run)
         place, is_over = 0, False
         while not is_over:
-            items = await pull(CHUNK)
+            items = await source.pull(CHUNK)
             is_over = len(items) < CHUNK
             fresh = items[max(0, asked - place) :]
             first = place + len(items) - len(fresh)
@@ -65,6 +72,7 @@ class Filler:
                 if appended.timed_out is not None:
                     return AwaitTimeout(run.definition.name, common.step, appended.timed_out)
                 first += len(chunk)
+            items, fresh = [], []  # while the next ones are pulled, these are not held
             await asyncio.sleep(0)
         return outcome if max(place, asked) else Next(outcome.then, state=outcome.state)
 
@@ -126,31 +134,75 @@ def _chunks(items: list[Any], first: int, common: Common, max_payload: int) -> I
         yield chunk
 
 
-def _puller(items: Any, run: Run, caller: Caller) -> Any:
-    """How to pull the next so many items: those of a sync step in its thread."""
+class _Source(Protocol):
+    """Where items come from."""
+
+    async def pull(self, number: int) -> list[Any]: ...
+    async def close(self) -> None: ...
+
+
+def _source(items: Any, run: Run, caller: Caller) -> _Source:
+    """How to pull the next so many items: those of a sync step in a thread."""
     if isinstance(items, AsyncIterable):
-        return _pull_async(aiter(items))
+        return _Awaited(items)
     if not isinstance(items, Iterable) or isinstance(items, str | bytes):
         raise InvalidOutcome("items", f"expected items to ask about, got {type(items).__name__}")
-    iterator = iter(items)
-
-    async def pull(number: int) -> list[Any]:
-        if run.step.is_async:
-            return list(islice(iterator, number))
-        pulled = await caller.call(run.claim, run.step, list, False, islice(iterator, number))
-        assert isinstance(pulled, list)  # noqa: S101 - it is what `list` returns
-        return pulled
-
-    return pull
+    return _Plain(items, run, caller)
 
 
-def _pull_async(iterator: AsyncIterator[Any]) -> Any:
-    async def pull(number: int) -> list[Any]:
+class _Awaited:
+    def __init__(self, items: AsyncIterable[Any]) -> None:
+        self._iterator = aiter(items)
+
+    async def pull(self, number: int) -> list[Any]:
         pulled: list[Any] = []
-        async for item in iterator:
+        async for item in self._iterator:
             pulled.append(item)
             if len(pulled) == number:
                 break
         return pulled
 
-    return pull
+    async def close(self) -> None:
+        """Let a generator clear up, wherever it stands: who can not be asked about the rest holds no file open."""
+        close = getattr(self._iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class _Plain:
+    def __init__(self, items: Iterable[Any], run: Run, caller: Caller) -> None:
+        self._iterator = iter(items)
+        self._run = run
+        self._caller = caller
+        self._in_use = threading.Lock()
+        self._is_over = False
+
+    async def pull(self, number: int) -> list[Any]:
+        pulled = await self._call(self._pull, number)
+        assert isinstance(pulled, list)  # noqa: S101 - it is what `_pull` returns
+        return pulled
+
+    async def close(self) -> None:
+        """As above. If this one was given up while a thread pulls, that one closes it when it is through."""
+        self._is_over = True
+        if hasattr(self._iterator, "close"):
+            await self._call(self._close)
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> object:
+        if self._run.step.is_async:
+            return function(*args)
+        return await self._caller.call(self._run.claim, self._run.step, function, False, *args)
+
+    def _pull(self, number: int) -> list[Any]:
+        with self._in_use:
+            pulled = list(islice(self._iterator, number))
+        if self._is_over:
+            self._close()
+        return pulled
+
+    def _close(self) -> None:
+        if self._in_use.acquire(blocking=False):
+            try:
+                self._iterator.close()  # type: ignore[attr-defined]  # only what has it is closed
+            finally:
+                self._in_use.release()

@@ -15,6 +15,7 @@ from stepwell._core.records import Child, Claim, Signal
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.replies import find_type
 from stepwell._core.transition import failed, transition
+from stepwell._runtime.threads import RunThread
 from stepwell._store.units import StoredUnit
 from stepwell.context import Context
 from stepwell.errors import (
@@ -54,6 +55,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     max_payload: int
     resources: Any
     read_outputs: ReadOutputs | None = None
+    keep_thread: Callable[[], RunThread] | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -98,6 +100,7 @@ class Run(msgspec.Struct, frozen=True):
             state=state, resources=self.surroundings.resources,
             inbox=self.inbox, awaited=self.awaited, children=self.children, replies=self.replies,
             _connection=connection, _in_handle=in_handle, _outputs=self._outputs,
+            _keep_thread=self.surroundings.keep_thread,
         )  # fmt: skip
 
     async def _outputs(self, after: int, limit: int) -> list[tuple[int, str]]:

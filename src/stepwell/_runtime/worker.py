@@ -15,7 +15,7 @@ from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
 from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.asking import Asking, World
-from stepwell._runtime.caller import Around, Caller
+from stepwell._runtime.caller import Caller
 from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.executor import Executor
@@ -32,6 +32,7 @@ from stepwell._runtime.reaper import Reaper
 from stepwell._runtime.runs import Surroundings
 from stepwell._runtime.sharer import Sharer
 from stepwell._runtime.tally import Tally
+from stepwell._runtime.threads import Around
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
 from stepwell._store import instances, limits, machines, notices, queues, transactions, units
@@ -92,7 +93,8 @@ class Worker:
             database=self._database, flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally,
             transactor=self._transactor,
             surroundings=Surroundings(
-                self._registry, settings.max_payload, resources, partial(units.outputs, self._database)
+                self._registry, settings.max_payload, resources, partial(units.outputs, self._database),
+                caller.keep_thread,
             ), run_ahead=settings.run_ahead,
             caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
             on_room=self._wake_claimer, on_lease_lost=self._lose_lease,

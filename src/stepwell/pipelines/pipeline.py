@@ -20,7 +20,7 @@ from stepwell.pipelines.declaring import MAX_ITEMS, Boundary, Cardinality, Part,
 from stepwell.pipelines.drawing import draw_svg, draw_text
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
-from stepwell.pipelines.streaming import Stream
+from stepwell.pipelines.streaming import Closing, Stream
 from stepwell.transports.base import Transport
 
 PAGE = 500  # outputs that are read at a time
@@ -136,7 +136,7 @@ def _home(parts: Sequence[Part]) -> str:
 
 def _segment_step(pipeline: Pipeline, segment: Segment) -> Callable[..., Awaitable[Outcome]]:
     async def run(self: Machine, ctx: Context[Any]) -> Outcome:
-        stream = Stream(pipeline.name, ctx.id, pipeline.rejected)
+        stream = Stream(pipeline.name, ctx.id, pipeline.rejected, ctx._keep_thread)  # noqa: SLF001 - pipelines are the engine's own
         items = stream.through(segment.steps, _incoming(pipeline, segment, ctx))
         if segment.exit is None:
             return await _end(segment, items)
@@ -151,9 +151,11 @@ def _item_step(pipeline: Pipeline, segment: Segment) -> Callable[..., Awaitable[
     kind = reply_type(segment.exit.output)
 
     async def run(self: Machine, ctx: Context[Any]) -> Outcome:
-        stream = Stream(pipeline.name, ctx.id, pipeline.rejected)
+        stream = Stream(pipeline.name, ctx.id, pipeline.rejected, ctx._keep_thread)  # noqa: SLF001 - as above
         value = kind.decode(msgspec.json.encode(ctx.state["value"]).decode())
-        return Done([out async for out in stream.through(segment.item_steps, _of([value]))])
+        items = stream.through(segment.item_steps, _of([value]))
+        async with Closing(items):
+            return Done([out async for out in items])
 
     run.__name__ = run.__qualname__ = f"item_{segment.number}"
     return step(run)
@@ -216,8 +218,9 @@ async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) 
 async def _collect(items: AsyncIterator[Any], most: int, field: str, problem: str) -> list[Any]:
     """All items, if they are not too many to be held at once."""
     values: list[Any] = []
-    async for value in items:
-        if len(values) == most:
-            raise InvalidInput(field, f"more than {most:,} items {problem}")
-        values.append(value)
+    async with Closing(items):
+        async for value in items:
+            if len(values) == most:
+                raise InvalidInput(field, f"more than {most:,} items {problem}")
+            values.append(value)
     return values
