@@ -344,10 +344,11 @@ class SendFailed(StepwellError):
 
 
 class ItemFailed(StepwellError):
-    def __init__(self, machine: str, step: str, instance_id: int) -> None:
-        super().__init__(f"an item that step {step!r} of {machine} asked about has failed; see `stepwell tree "
+    def __init__(self, machine: str, step: str, instance_id: int, reason: str | None = None) -> None:
+        why = "" if reason is None else f" ({reason})"
+        super().__init__(f"an item that step {step!r} of {machine} asked about has failed{why}; see `stepwell tree "
                          f"{instance_id}`")
-        self.id = instance_id
+        self.id, self.reason = instance_id, reason
 
 
 class Undeliverable(StepwellError):

@@ -83,14 +83,14 @@ class Operating:
             raise InvalidInput("target", f"instance {instance.id} is done; restart it at a step instead")
         try:
             again = await operators.retry(
-                self._database, instance.id, reason=_words("reason", reason), by=_words("by", by)
+                self._database, instance.id, instance.parent_id, reason=_words("reason", reason), by=_words("by", by)
             )
         except Conflict:
             raise await self._duplicate(instance) from None
         if again is None:
             return False
-        if again.queue is not None:
-            self._notifier.announce_work(again.queue)
+        for queue in set(again.queues):
+            self._notifier.announce_work(queue)
         for transport in again.transports:
             self._notifier.announce_dispatch(transport)
         self._notifier.announce_due()  # what awaits again may have a deadline
@@ -113,8 +113,8 @@ class Operating:
         at = definition.step(name).name
         try:
             queues, fence = await operators.restart(
-                self._database, instance.id, at, text, instance.concurrency_key, definition.needs.get(at, Needs()),
-                reason=_words("reason", reason), by=_words("by", by),
+                self._database, instance.id, instance.parent_id, at, text, instance.concurrency_key,
+                definition.needs.get(at, Needs()), reason=_words("reason", reason), by=_words("by", by),
             )  # fmt: skip
         except Conflict:
             raise await self._duplicate(instance) from None

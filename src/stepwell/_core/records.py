@@ -128,6 +128,8 @@ class Instance:
     queue_pause: str | None = None  # why its queue is paused, '' if nobody said; None if it is not
     asked_over: str | None = None  # the transport of the questions it waits for
     answers_pending: int = 0
+    items_pending: int = 0  # answers that are on their way by themselves, each an instance
+    item: int | None = None  # which item of its parent, a pipeline, goes on here by itself; it is none of its children
 
     @property
     def waiting_for(self) -> str | None:
@@ -138,14 +140,20 @@ class Instance:
             case Status.AWAITING_CHILDREN:
                 return "1 child" if self.children_pending == 1 else f"{self.children_pending} children"
             case Status.AWAITING_EXTERNAL:
-                number = "an answer" if self.answers_pending == 1 else f"{self.answers_pending} answers"
-                return f"{number} over {self.asked_over!r}"
+                return self._asked()
             case Status.RUNNABLE if self.hold is None:
                 return self._pause()
             case Status.RUNNABLE:
                 return self._held_for()
             case _:
                 return None
+
+    def _asked(self) -> str:
+        items = "1 item" if self.items_pending == 1 else f"{self.items_pending} items"
+        if self.items_pending and not self.answers_pending:
+            return items
+        answers = "an answer" if self.answers_pending == 1 else f"{self.answers_pending} answers"
+        return f"{answers} over {self.asked_over!r}" + (f" and {items}" if self.items_pending else "")
 
     def _pause(self) -> str | None:
         if self.queue_pause is None:

@@ -28,7 +28,7 @@ from stepwell._runtime.transactions import Transactor
 from stepwell._store import workers
 from stepwell._store.database import Database
 from stepwell.context import Context
-from stepwell.errors import AwaitTimeout, InvalidOutcome, RefusedByDatabase, StepwellError
+from stepwell.errors import AwaitTimeout, InvalidOutcome, ItemFailed, RefusedByDatabase, StepwellError
 from stepwell.outcomes import AskEach
 
 T = TypeVar("T")
@@ -322,7 +322,9 @@ class Executor:
             raise InvalidOutcome("outcome", "handle can not Ask.each where an Ask.each of the step has failed; go on "
                                  "at a step that asks")
         filled = await self._filler.fill(run, outcome)
-        commit = run.failure(filled) if isinstance(filled, AwaitTimeout) else run.commit(filled, ctx, error)
+        if isinstance(filled, AwaitTimeout | ItemFailed):
+            return replace(run.failure(filled), has_filled=True)
+        commit = run.commit(filled, ctx, error)
         return replace(commit, has_filled=True)
 
     async def _transact(self, hand: Hand, run: Run) -> Commit | None:

@@ -22,7 +22,7 @@ from stepwell._runtime.runs import Run
 from stepwell._store import units
 from stepwell._store.database import Database
 from stepwell._store.units import Appended, Filling
-from stepwell.errors import AwaitTimeout, InvalidOutcome, RefusedByDatabase
+from stepwell.errors import AwaitTimeout, InvalidOutcome, ItemFailed, RefusedByDatabase
 from stepwell.outcomes import AskEach, Next
 
 log = logging.getLogger("stepwell")
@@ -45,16 +45,16 @@ class Filler:
         self._notifier = notifier
         self._expect_due = expect_due
 
-    async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next | AwaitTimeout:
+    async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next | AwaitTimeout | ItemFailed:
         """Ask about every item; what is left to commit is the park, what follows if there were no items, or the end:
-        the time of a question was over before the last one was asked, and the instance is to fail then."""
+        the time of a question was over, or an item has failed, before the last one was asked."""
         source = _source(outcome.items, run, self._caller)
         try:
             return await self._fill(run, outcome, source)
         finally:
             await source.close()
 
-    async def _fill(self, run: Run, outcome: AskEach, source: _Source) -> AskEach | Next | AwaitTimeout:
+    async def _fill(self, run: Run, outcome: AskEach, source: _Source) -> AskEach | Next | AwaitTimeout | ItemFailed:
         common = common_of(outcome, run.claim.step, run.surroundings.registry)
         target(run.definition, "then", outcome.then)  # before anybody is asked
         asked = await self._asked_before(run)
@@ -71,6 +71,8 @@ class Filler:
                     return outcome  # the claim is lost: its commit will be stale
                 if appended.timed_out is not None:
                     return AwaitTimeout(run.definition.name, common.step, appended.timed_out)
+                if appended.ended is not None:
+                    return ItemFailed(run.definition.name, common.step, run.claim.id)
                 first += len(chunk)
             items, fresh = [], []  # while the next ones are pulled, these are not held
             await asyncio.sleep(0)

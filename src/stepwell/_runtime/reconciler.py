@@ -66,13 +66,13 @@ class Reconciler(Service):
     async def _reconcile(self) -> None:
         repaired = await units.reconcile(self._database, self._after)
         self._after = repaired.after
-        number = len(repaired.released) + len(repaired.closed) + len(repaired.recounted)
+        number = len(repaired.released) + len(repaired.closed) + len(repaired.recounted) + len(repaired.started)
         if number:
             self._tally.reconciled += number
             log.error(
                 "reconciler: found what should not be, and mended it: instances %s waited for nothing, units %s were "
-                "nobody's, units %s were not counted",
-                list(repaired.released), list(repaired.closed), list(repaired.recounted),
+                "nobody's, units %s were not counted, units %s had answers that did not go on",
+                list(repaired.released), list(repaired.closed), list(repaired.recounted), list(repaired.started),
             )  # fmt: skip
             self._settled(Settled(repaired.queues, repaired.transports))
         if _probes.hooks:

@@ -165,10 +165,11 @@ def _answered(run: Run, unit: StoredUnit) -> Run:
     if unit.status == "timed_out" and unit.on_timeout == "fail":
         late = next((reply.id for reply in unit.replies if reply.status is InteractionStatus.TIMED_OUT), "")
         return replace(run, ended=AwaitTimeout(run.definition.name, unit.step, late))
-    if unit.status == "failed" and not unit.is_one:
-        return replace(run, ended=ItemFailed(run.definition.name, unit.step, run.claim.id))
     if unit.is_streamed:
-        return run
+        if unit.status == "completed":
+            return run
+        why = next((reply.error for reply in unit.replies if reply.error is not None), None)
+        return replace(run, ended=ItemFailed(run.definition.name, unit.step, run.claim.id, why))
     kind = find_type(unit.reference, type(run.definition.owner).__module__)
     if kind is None:
         raise Unfit(f"the type of its replies, {unit.reference}, is not in this process; import it beside the machine")

@@ -9,6 +9,7 @@ from stepwell._core.codec import encode_value
 from stepwell._core.needs import Needs
 from stepwell._store import children, keys, limits, units
 from stepwell._store.database import Database, Session
+from stepwell.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,37 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry did: the queue in which the instance may run, or the transports over which it asks again."""
+    """What a retry did: the queues in which something may run, and the transports over which it asks again."""
 
-    queue: str | None
-    transports: list[str]
+    queues: Sequence[str]
+    transports: Sequence[str]
 
 
-async def retry(db: Database, instance_id: int, *, reason: str | None, by: str | None) -> Retried | None:
+async def retry(
+    db: Database, instance_id: int, parent_id: int | None, *, reason: str | None, by: str | None
+) -> Retried | None:
     """Run a failed or cancelled instance again, or a waiting one now; None if there is nothing to retry.
 
     One that ended at a question that nobody answered asks it again.
     """
     async with db.transaction() as session:
+        await _count_in(session, instance_id, parent_id)
         rows = await session.fetch("operators/retry", instance_id, _note("retry", by, reason))
         if not rows:
             return None
-        asks, transports = await units.reopen(session, instance_id)
-    return Retried(None if asks else rows[0]["queue"], transports)
+        asked = await units.reopen(session, instance_id)
+    return Retried([rows[0]["queue"]], ()) if asked is None else Retried(asked.queues, asked.transports)
+
+
+async def _count_in(session: Session, instance_id: int, parent_id: int | None) -> None:
+    """See to it that an answer which goes on by itself, and is led elsewhere, is waited for; refused if it is not."""
+    if parent_id is None:
+        return
+    await lock(session, [parent_id, instance_id])
+    item = await units.count_in(session, instance_id)
+    if item is not None and not item[1]:
+        raise InvalidInput("target", f"instance {instance_id} is one item of instance {parent_id}, which does not wait "
+                           f"for it any more; retry {parent_id}: it runs again what has failed of its items")
 
 
 async def lock(session: Session, ids: Sequence[int]) -> None:
@@ -86,11 +101,12 @@ async def lock(session: Session, ids: Sequence[int]) -> None:
 
 
 async def restart(
-    db: Database, instance_id: int, step: str, state: str | None, key: str | None, needs: Needs, *, reason: str | None,
-    by: str | None,
+    db: Database, instance_id: int, parent_id: int | None, step: str, state: str | None, key: str | None, needs: Needs,
+    *, reason: str | None, by: str | None,
 ) -> tuple[list[str], int | None]:  # fmt: skip
     """Put an instance at a step; returns the queues to wake, and its new fence if it was executing."""
     async with db.transaction(anew=True) as session:
+        await _count_in(session, instance_id, parent_id)
         rows = await session.fetch(
             "operators/restart", instance_id, step, state, _note("restart", by, reason),
             needs.concurrency_limit, needs.rate_limit, needs.weight,

@@ -86,10 +86,11 @@ async def hold(db: Session, claim: Claim) -> Filling | None:
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What became of a chunk: how many questions are out, or may be sent; or the one whose time was over before the
-    unit was full, which has ended it."""
+    """What became of a chunk: how many questions are out, or may be sent; or how the unit has ended before it was full,
+    with the question whose time was over, if that has ended it."""
 
     out: int
+    ended: str | None
     timed_out: str | None
 
 
@@ -116,7 +117,7 @@ async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:
     """Count what has ended at its units, and let go on what may."""
     if not resolved:
         return Settled()
-    [(queues, transports, next_deadline)] = await db.fetch(
+    [(queues, transports, next_deadline, dropped)] = await db.fetch(
         "units/settle",
         [r.unit_id for r in resolved],
         [r.number for r in resolved],
@@ -126,6 +127,8 @@ async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:
         [r.continues for r in resolved],
         [r.continued for r in resolved],
     )
+    if dropped:
+        await _drop_items(db, dropped)
     return Settled(queues, transports, next_deadline)
 
 
@@ -150,14 +153,32 @@ async def outputs(db: Queryable, instance_id: int, unit_id: int, after: int, lim
 
 
 async def close(db: Queryable, instance_ids: Sequence[int]) -> None:
-    """Close whatever these instances still ask."""
-    await db.fetch("units/close", instance_ids)
+    """Close whatever these instances still ask, and end the answers that go on for them."""
+    if closed := [row["id"] for row in await db.fetch("units/close", instance_ids)]:
+        await _drop_items(db, closed)
 
 
-async def reopen(db: Queryable, instance_id: int) -> tuple[bool, list[str]]:
-    """Ask again what a retried instance was not answered; returns whether it waits, and the transports to send over."""
+async def _drop_items(db: Queryable, unit_ids: Sequence[int]) -> None:
+    """Cancel answers that go on by themselves at units which have ended."""
+    await db.fetch("units/drop_items", unit_ids)
+
+
+async def reopen(db: Queryable, instance_id: int) -> Settled | None:
+    """Ask again what a retried instance was not answered, and let answers go on that have failed; None if it waits for
+    nothing, else what goes on."""
     rows = await db.fetch("units/reopen", instance_id)
-    return bool(rows), [row["transport"] for row in rows if row["is_sent"]]
+    if not rows:
+        return None
+    [(unit_id, transports, queues)] = rows
+    settled = await settle(db, [Resolved(unit_id, 0, 0)])  # it may be complete
+    return Settled([*queues, *settled.queues], transports)
+
+
+async def count_in(db: Queryable, instance_id: int) -> tuple[int, bool] | None:
+    """Count an answer at its unit that an operator leads elsewhere; returns the instance that asked, and whether that
+    waits for it, or None if it is no such answer."""
+    rows = await db.fetch("units/count_in", instance_id)
+    return (rows[0]["parent_id"], rows[0]["waits"]) if rows else None
 
 
 async def load(db: Queryable, ids: Sequence[int]) -> dict[int, StoredUnit]:
@@ -216,6 +237,7 @@ class Repaired(msgspec.Struct, frozen=True):
     released: Sequence[int]  # instances that waited for a unit which had ended
     closed: Sequence[int]  # units that nobody waited for
     recounted: Sequence[int]  # units whose questions had all ended
+    started: Sequence[int]  # units with answers that did not go on, one for each
     queues: Sequence[str]
     transports: Sequence[str]
     after: tuple[int, int]  # where the next look goes on
@@ -227,17 +249,28 @@ async def reconcile(db: Database, after: tuple[int, int]) -> Repaired:
     found = [(instance_id, unit_id) for instance_id, unit_id in await db.fetch("units/find_stray", after[1])]
     wrong = [(instance_id, unit_id) for instance_id, unit_id in found if unit_id is not None]
     last_open = max([instance_id for instance_id, unit_id in found if unit_id is None], default=0)
-    closed, recounted, settled = await _mend(db, wrong) if wrong else ([], [], Settled())
+    closed, recounted, started, settled = await _mend(db, wrong) if wrong else ([], [], [], Settled())
     return Repaired(
-        released, closed, recounted, [*queues, *settled.queues], settled.transports, (last_parked or 0, last_open)
-    )
+        released, closed, recounted, started, [*queues, *settled.queues], settled.transports,
+        (last_parked or 0, last_open),
+    )  # fmt: skip
 
 
-async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], Settled]:
-    """Close units that nobody waits for, and count the others anew; all is judged once more, under the lock."""
+async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int], Settled]:
+    """Close units that nobody waits for, let answers go on, and count anew; all is judged once more, under the lock."""
     async with db.transaction() as session:
         locked = await children.lock_parents(session, sorted({instance_id for instance_id, _ in wrong}))
         ids = [unit_id for instance_id, unit_id in wrong if instance_id in locked]
         closed = [row["id"] for row in await session.fetch("units/close_stray", ids)]
-        recounted = [row["id"] for row in await session.fetch("units/recount", ids)]
-        return closed, recounted, await settle(session, [Resolved(unit_id, 0, 0) for unit_id in recounted])
+        await _drop_items(session, closed)
+        missing = [(unit_id, queue) for unit_id, queue in await session.fetch("units/start_missing", ids)]
+        started = [unit_id for unit_id, _ in missing]
+        rows = await session.fetch("units/recount", ids, started)
+        settled = await settle(
+            session,
+            [Resolved(unit_id, 0, 0, "failed", continued=1) if has_failed else Resolved(unit_id, 0, 0)
+             for unit_id, has_failed in rows],
+        )  # fmt: skip
+        recounted = [row["id"] for row in rows if row["id"] not in started]
+        queues = {*settled.queues, *(queue for _, queue in missing)}
+        return closed, recounted, started, msgspec.structs.replace(settled, queues=[*queues])

@@ -64,8 +64,10 @@ def _lines(family: Sequence[tuple[Instance, int]], asked: int, paint: Paint) -> 
 
 
 def _said(instance: Instance, now: datetime) -> Iterator[str]:
-    """What is worth saying: where it stands, why nothing happens, how it ended, its key."""
+    """What is worth saying: which item it is, where it stands, why nothing happens, how it ended, its key."""
     ended = instance.status.is_terminal
+    if instance.item is not None:
+        yield f"item {instance.item}"
     yield str(instance.status) if instance.status is Status.DONE else f"{instance.status} at {printable(instance.step)}"
     if not ended and (why := waits(instance, now)):
         yield f"waits for {printable(why)}"

@@ -7,14 +7,43 @@ alter table stepwell.await_units add column continuing integer not null default 
 alter table stepwell.await_units add constraint continuing_not_negative check (continuing >= 0);
 -- The unit of whose items it is one.
 alter table stepwell.instances add column continues_unit_id bigint;
+-- What of a unit is still on its way: ended with it, and looked for where nothing seems to be.
+create index instances_continuing on stepwell.instances (continues_unit_id)
+  where continues_unit_id is not null and status not in ('done', 'failed', 'cancelled');
 -- What was sent, where a projector has made the reply of it.
 alter table stepwell.interactions add column facts jsonb;
 
 -- The engine's own statements that have changed, for the SQL doors: see 0003_statements.
+drop function stepwell._operators_find_subtree;
 drop function stepwell._operators_cancel;
 drop function stepwell._interactions_find;
 drop function stepwell._interactions_admit;
 drop function stepwell._units_settle;
+drop function stepwell._units_close;
+create or replace function stepwell._operators_find_subtree(bigint, boolean)
+returns table ("id" bigint, "concurrency_key" text, "parent_id" bigint)
+language plpgsql as $$
+#variable_conflict use_column
+begin
+return query
+-- Find what a cancel concerns: an instance, its answers that go on by themselves and, if $2, all below it, as far as
+-- they have not ended.
+-- Index: the primary key, instances_parent. Locks: none. Returns: id, concurrency key and parent of each.
+with recursive tree(id) as (
+  select $1::bigint
+  union all
+  select c.id
+  from tree t join stepwell.instances c on c.parent_id = t.id
+  where $2::boolean or c.continues_unit_id is not null
+)
+select i.id, i.concurrency_key, i.parent_id
+from tree t join stepwell.instances i on i.id = t.id
+where i.status not in ('done', 'failed', 'cancelled');
+end
+$$;
+revoke execute on function stepwell._operators_find_subtree from public;
+
+
 create or replace function stepwell._operators_cancel(bigint[], text, text)
 returns table ("id" bigint, "fence" bigint, "watched" boolean, "was_executing" boolean, "joins" bigint, "parent_round" integer, "continues" bigint, "concurrency_limit" text)
 language plpgsql as $$
@@ -181,7 +210,7 @@ revoke execute on function stepwell._interactions_admit from public;
 
 
 create or replace function stepwell._units_settle(bigint[], integer[], integer[], text[], boolean[], integer[], integer[])
-returns table ("queues" text[], "transports" text[], "next_deadline" float8)
+returns table ("queues" text[], "transports" text[], "next_deadline" float8, "dropped" bigint[])
 language plpgsql as $$
 #variable_conflict use_column
 begin
@@ -193,11 +222,13 @@ return query
 --   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked; $6, $7:
 --   answers that go on by themselves from now on, and such that have come to their end.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
---   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
+--   only from the unit it waits for; one that parks at a unit which ended before goes on at once. Answers that go on by
+--   themselves are counted while the unit waits; one that fails ends it, and so does a question that can never be sent,
+--   unless the unit is to go on without those that are not answered.
 -- Index: the primary keys (|| '': no other), interactions_queued, interactions_item.
 -- Locks: units, then interactions, then the instances (ours already).
--- Returns: one row: the queues of instances that go on, the transports with something to send, and the seconds to the
---   first deadline of what was let out.
+-- Returns: one row: the queues of instances that go on, the transports with something to send, the seconds to the first
+--   deadline of what was let out, and units that ended early while answers went on by themselves (drop_items.sql).
 with given as materialized (
   select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
          least(u."window" - (u.in_flight - g.returned),
@@ -206,7 +237,8 @@ with given as materialized (
          case
            when u.status <> 'waiting' then u.status
            when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
-           when g.ended = 'failed' and (u."window" is null or g.continued > 0) then 'failed'
+           when g.ended = 'failed' and (u."window" is null or g.continued > 0
+                                      or u.item_step is not null and u.on_timeout = 'fail') then 'failed'
            when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened
              and u.continuing + g.continues - g.continued = 0 then 'completed'
            else 'waiting'
@@ -221,12 +253,12 @@ with given as materialized (
   set resolved = u.resolved + g.resolved,
       in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
       is_filled = u.is_filled or g.is_filled,
-      continuing = g.continuing,
+      continuing = case when g.status = 'waiting' then g.continuing else 0 end,
       status = g.status,
       finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.now()) end
   from given g
   where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
-  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport,
+  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport, u.item_step,
             case when g.status = 'waiting' then g.room end as room
 ), closed as (
   update stepwell.interactions q
@@ -261,10 +293,79 @@ with given as materialized (
 )
 select array(select w.queue from woken w) as queues,
        array(select distinct r.transport from released r where r.transport is not null) as transports,
-       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline;
+       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline,
+       array(select c.id from counted c
+             where c.item_step is not null and c.status in ('timed_out', 'failed')) as dropped;
 end
 $$;
 revoke execute on function stepwell._units_settle from public;
+
+
+create or replace function stepwell._units_close(bigint[])
+returns table ("id" bigint)
+language plpgsql as $$
+#variable_conflict use_column
+begin
+return query
+-- Close what instances still ask, because they have ended, or gone elsewhere. Run after they were locked.
+-- Keeps: a unit that has ended stays as it is; nothing stays open.
+-- Index: await_units_open, interactions_item. Locks: units, then interactions. Returns: those of them whose answers go
+-- on by themselves (drop_items.sql).
+with closed as (
+  update stepwell.await_units u
+  set status = 'cancelled', finished_at = stepwell.now(), continuing = 0
+  where u.instance_id = any ($1::bigint[]) and u.status = 'waiting'
+  returning u.id, u.item_step
+), dropped as (
+  update stepwell.interactions q
+  set status = 'cancelled', finished_at = stepwell.now()
+  where q.unit_id = any (array(select c.id from closed c))
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
+)
+select c.id from closed c where c.item_step is not null;
+end
+$$;
+revoke execute on function stepwell._units_close from public;
+
+
+create or replace function stepwell._units_drop_items(bigint[])
+returns table ("id" bigint, "revoked" text, "settled" text)
+language plpgsql as $$
+#variable_conflict use_column
+begin
+return query
+-- Cancel answers that go on by themselves at units which have ended: nobody waits for them any more.
+-- Run after the instances that asked were locked: no new one comes, and none of these ends meanwhile.
+-- Keeps: the fence grows, so that an outcome on its way is dropped. One that somebody holds right now, being claimed or
+--   in a caller's transaction, is passed over: it comes to an end that counts nowhere.
+-- Index: instances_continuing, the primary keys. Locks: the rows, skip locked.
+-- Returns: the cancelled rows. Their workers, and who waits for them, are told with the commit: that is rare.
+with live as materialized (
+  select i.id, i.status as was
+  from stepwell.instances i
+  where i.continues_unit_id = any ($1::bigint[]) and i.status not in ('done', 'failed', 'cancelled')
+  order by i.id
+  for no key update skip locked
+), cancelled as (
+  update stepwell.instances i
+  set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
+      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, joined = true
+  from live l
+  where i.id = any (array[l.id])
+  returning i.id, i.fence, i.watched, l.was = 'executing' as was_executing
+), stored as (
+  update stepwell.instance_data d
+  set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
+                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
+  from cancelled c
+  where d.id = any (array[c.id])
+)
+select c.id, case when c.was_executing then pg_notify('stepwell_revoked', c.id || ' ' || c.fence)::text end as revoked,
+       case when c.watched then pg_notify('stepwell_settled', c.id::text)::text end as settled
+from cancelled c;
+end
+$$;
+revoke execute on function stepwell._units_drop_items from public;
 
 -- As before, and an answer may go on by itself.
 create or replace function stepwell.complete(
@@ -349,7 +450,7 @@ begin
 end
 $$;
 
--- As before, and the end of such an answer is counted.
+-- As before, and the end of such an answer is counted: it fails what asked.
 create or replace function stepwell.try_cancel(
   id bigint default null, key text default null, reason text default null, cascade boolean default true,
   by text default null, tenant text default '', notify boolean default true)
@@ -371,6 +472,9 @@ declare
   holders bigint[];
   joined_parents bigint[];
   rounds integer[];
+  continued bigint[];
+  unit bigint;
+  settled record;
   queues text[] := '{}';
   is_cancelled boolean := false;
   frees_keys boolean := false;
@@ -409,11 +513,11 @@ begin
     perform stepwell._operators_lock(ids || parents);
     joined_parents := '{}';
     rounds := '{}';
+    continued := '{}';
     for ended in select * from stepwell._operators_cancel(ids, error, note) loop
       is_cancelled := is_cancelled or ended.id = root;
       if ended.continues is not null then
-        perform stepwell._units_settle(array[ended.continues], array[0], array[0], array['failed'], array[false], array[0],
-                                       array[1]);
+        continued := continued || ended.continues;
       end if;
       if ended.joins is not null then
         joined_parents := joined_parents || ended.joins;
@@ -428,7 +532,13 @@ begin
         perform pg_notify('stepwell_settled', ended.id::text);
       end if;
     end loop;
-    perform stepwell._units_close(ids);
+    perform stepwell._units_drop_items(array(select c.id from stepwell._units_close(ids) c));
+    foreach unit in array continued loop
+      select s.queues, s.dropped into settled
+      from stepwell._units_settle(array[unit], array[0], array[0], array['failed'], array[false], array[0], array[1]) s;
+      queues := queues || settled.queues;
+      perform stepwell._units_drop_items(settled.dropped);
+    end loop;
     queues := queues || array(select j.queue from stepwell._children_join(joined_parents, rounds) j);
     exit when not try_cancel.cascade;
   end loop;

@@ -7,7 +7,8 @@ with page as materialized (
   select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
          i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
          i.children_pending, i.created_at, i.updated_at, i.finished_at,
-         i.concurrency_limit, i.rate_limit, i.weight, i.await_unit_id
+         i.concurrency_limit, i.rate_limit, i.weight, i.await_unit_id,
+         case when i.continues_unit_id is not null then i.child_index end as item
   from stepwell.instances i
   where i.id < coalesce($1::bigint, 9223372036854775807)
     and ($2::text[] is null or i.status = any ($2))
@@ -28,7 +29,8 @@ with page as materialized (
 )
 select p.*, d.state, d.result, d.error, d.operated,
        (select q.reason from paused q where q.name = p.queue) as queue_pause,
-       u.transport as asked_over, coalesce(u.opened - u.resolved, 0) as answers_pending
+       u.transport as asked_over, coalesce(u.opened - u.resolved, 0) as answers_pending,
+       coalesce(u.continuing, 0) as items_pending
 from page p
 cross join lateral (
   select d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated
@@ -37,7 +39,7 @@ cross join lateral (
   limit 1
 ) d
 left join lateral (
-  select u.transport, u.opened, u.resolved
+  select u.transport, u.opened, u.resolved, u.continuing
   from stepwell.await_units u
   where u.id = p.await_unit_id and p.status = 'awaiting_external'
   limit 1

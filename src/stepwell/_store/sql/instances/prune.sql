@@ -1,6 +1,7 @@
 -- Delete ended instances whose machine's retention is over, up to 1,000 per machine, with inbox, questions and side
 -- row.
--- Keeps: one pruner acts at a time (a try-lock, to the end of the statement); what a live parent still needs;
+-- Keeps: one pruner acts at a time (a try-lock, to the end of the statement); what a live parent still needs, and what
+--   an answer has come to as long as the instance that asked is there: retried or restarted, it reads all of them;
 --   keys of scope 'forever' leave a tombstone.
 -- Index: instances_finished, one range per machine. Locks: the rows, skip locked. Machines that nobody
 --   ever registered are kept. Returns: how many were deleted, and the largest number of one machine.
@@ -19,7 +20,8 @@ with elected as materialized (
     where i.machine = m.name and i.status in ('done', 'failed', 'cancelled')
       and i.finished_at < stepwell.now() - m.retention
       and not exists (select from stepwell.instances p
-                      where p.id = i.parent_id and p.status not in ('done', 'failed', 'cancelled')
+                      where p.id = i.parent_id
+                        and (p.status not in ('done', 'failed', 'cancelled') or i.continues_unit_id is not null)
                       offset 0)
     order by i.finished_at, i.id
     limit 1000

@@ -4,11 +4,13 @@ select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.
        i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
        i.children_pending, i.created_at, i.updated_at, i.finished_at,
        i.concurrency_limit, i.rate_limit, i.weight,
+       case when i.continues_unit_id is not null then i.child_index end as item,
        d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated,
        (select coalesce(q.reason, '')
         from stepwell.queues q
         where q.name = i.queue and q.paused_at is not null) as queue_pause,
-       u.transport as asked_over, coalesce(u.opened - u.resolved, 0) as answers_pending
+       u.transport as asked_over, coalesce(u.opened - u.resolved, 0) as answers_pending,
+       coalesce(u.continuing, 0) as items_pending
 from stepwell.instances i
 join stepwell.instance_data d on d.id = any (array[i.id])
 left join stepwell.await_units u on u.id = any (array[i.await_unit_id]) and i.status = 'awaiting_external'

@@ -6,10 +6,11 @@
 --   queued, so that items go out in their order. An item's time begins when it is let out. A unit that has ended before
 --   it was full (its time was over, and it is to fail) gets nothing more.
 -- Index: the primary keys, interactions_item. Locks: the unit.
--- Returns: how many may be sent, or are out; and the question whose time was over, if the unit has ended by it.
+-- Returns: how many may be sent, or are out; how the unit has ended, if it has; and the question whose time was over,
+--   if it has ended by that.
 with unit as materialized (
   select a.*, i.visit + 1 as visit, i.tenant, i.machine, i.version, coalesce(u.opened, 0) as before,
-         coalesce(u.status, 'waiting') = 'waiting' as is_open,
+         coalesce(u.status, 'waiting') = 'waiting' as is_open, u.status,
          greatest(a.first + cardinality($2::uuid[]) - coalesce(u.opened, 0), 0) as number,
          coalesce(u."window", a."window") - coalesce(u.in_flight, 0) as space
   from json_to_record($1::json) as a(
@@ -53,7 +54,7 @@ with unit as materialized (
          stepwell.now(), stepwell.now()
   from items m
 )
-select least(n.number, n.space) as room,
+select least(n.number, n.space) as room, case when not n.is_open then n.status end as ended,
        case when not n.is_open then
          (select q.id::text
           from stepwell.interactions q

@@ -2,7 +2,7 @@
 -- Index: the primary keys, interactions_item. Locks: units, then interactions. Returns: the closed units.
 with closed as (
   update stepwell.await_units u
-  set status = 'cancelled', finished_at = stepwell.now()
+  set status = 'cancelled', finished_at = stepwell.now(), continuing = 0
   where u.id = any ($1::bigint[]) and u.status || '' = 'waiting'
     and not exists (select from stepwell.instances i
                     where i.id = u.instance_id and u.id in (i.await_unit_id, i.filling_unit_id)

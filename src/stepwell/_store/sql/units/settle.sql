@@ -5,11 +5,13 @@
 --   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked; $6, $7:
 --   answers that go on by themselves from now on, and such that have come to their end.
 -- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
---   only from the unit it waits for; one that parks at a unit which ended before goes on at once.
+--   only from the unit it waits for; one that parks at a unit which ended before goes on at once. Answers that go on by
+--   themselves are counted while the unit waits; one that fails ends it, and so does a question that can never be sent,
+--   unless the unit is to go on without those that are not answered.
 -- Index: the primary keys (|| '': no other), interactions_queued, interactions_item.
 -- Locks: units, then interactions, then the instances (ours already).
--- Returns: one row: the queues of instances that go on, the transports with something to send, and the seconds to the
---   first deadline of what was let out.
+-- Returns: one row: the queues of instances that go on, the transports with something to send, the seconds to the first
+--   deadline of what was let out, and units that ended early while answers went on by themselves (drop_items.sql).
 with given as materialized (
   select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
          least(u."window" - (u.in_flight - g.returned),
@@ -18,7 +20,8 @@ with given as materialized (
          case
            when u.status <> 'waiting' then u.status
            when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
-           when g.ended = 'failed' and (u."window" is null or g.continued > 0) then 'failed'
+           when g.ended = 'failed' and (u."window" is null or g.continued > 0
+                                      or u.item_step is not null and u.on_timeout = 'fail') then 'failed'
            when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened
              and u.continuing + g.continues - g.continued = 0 then 'completed'
            else 'waiting'
@@ -33,12 +36,12 @@ with given as materialized (
   set resolved = u.resolved + g.resolved,
       in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
       is_filled = u.is_filled or g.is_filled,
-      continuing = g.continuing,
+      continuing = case when g.status = 'waiting' then g.continuing else 0 end,
       status = g.status,
       finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.now()) end
   from given g
   where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
-  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport,
+  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport, u.item_step,
             case when g.status = 'waiting' then g.room end as room
 ), closed as (
   update stepwell.interactions q
@@ -73,4 +76,6 @@ with given as materialized (
 )
 select array(select w.queue from woken w) as queues,
        array(select distinct r.transport from released r where r.transport is not null) as transports,
-       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline
+       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline,
+       array(select c.id from counted c
+             where c.item_step is not null and c.status in ('timed_out', 'failed')) as dropped

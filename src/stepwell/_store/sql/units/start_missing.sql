@@ -1,0 +1,40 @@
+-- Start what answers lack that were to go on by themselves; there should be none. Run after the instances that asked
+-- were locked. Keeps: as admit.sql has it; only at units that wait, with none open and none on its way.
+-- Index: the primary keys, interactions_item, instances_parent, instances_continuing. Locks: none.
+-- Returns: unit and queue of each.
+with units as materialized (
+  select u.id, u.instance_id, u.item_step
+  from stepwell.await_units u
+  where u.id = any ($1::bigint[]) and u.status || '' = 'waiting' and u.is_filled and u.item_step is not null
+    and not exists (select from stepwell.interactions q
+                    where q.unit_id = u.id and q.status in ('queued', 'waiting', 'dispatching', 'dispatched')
+                    offset 0)
+    and not exists (select from stepwell.instances c
+                    where c.continues_unit_id = u.id and c.status not in ('done', 'failed', 'cancelled')
+                    offset 0)
+), missing as materialized (
+  select u.id as unit_id, u.item_step, q.item, q.reply, p.id as parent_id, p.tenant, p.machine, p.version, p.queue,
+         p.priority, nextval('stepwell.instances_id_seq') as id
+  from units u
+  join stepwell.instances p on p.id = any (array[u.instance_id])
+  join stepwell.interactions q on q.unit_id = any (array[u.id]) and q.status || '' = 'completed'
+  where not exists (select from stepwell.instances c
+                    where c.parent_id = u.instance_id and c.parent_round is null and c.child_index = q.item
+                      and c.continues_unit_id = u.id
+                    offset 0)
+), started as (
+  insert into stepwell.instances
+    (id, machine, version, step, queue, priority, due_at, tenant, parent_id, child_index, continues_unit_id, created_at,
+     updated_at, share)
+  overriding system value
+  select m.id, m.machine, m.version, m.item_step, m.queue, m.priority, stepwell.now(), m.tenant, m.parent_id, m.item,
+         m.unit_id, stepwell.now(), stepwell.now(),
+         case when m.queue = any (array(select f.name from stepwell.queues f where f.fair_by is not null))
+              then hashtextextended(m.tenant, 0) end
+  from missing m
+), stored as (
+  insert into stepwell.instance_data (id, state)
+  select m.id, jsonb_build_object('item', m.item, 'value', m.reply)
+  from missing m
+)
+select m.unit_id, m.queue from missing m

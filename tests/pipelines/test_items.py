@@ -1,0 +1,453 @@
+"""Answers that go on by themselves: one instance each, up to the next step over all, which gets them in item order.
+
+Numbers are those of the scenarios in the digest of the pipeline framework's await units.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stepwell import InvalidInput
+from stepwell.testing import Harness, armed
+from tests.pipelines.examples import Numbers
+from tests.pipelines.streams import (
+    FAILS,
+    MINUTE,
+    NONE,
+    TWICE,
+    answer,
+    answer_all,
+    begun,
+    item_id,
+    items,
+    narrow,
+    open_items,
+    questions,
+    scores,
+    seen,
+    sent,
+    timed,
+    unit,
+    wakes,
+)
+from tests.support.transports import Recording
+from tests.support.waiting import eventually
+
+
+async def test_an_answer_goes_on_by_itself_up_to_the_step_over_all_while_the_others_are_awaited(h: Harness) -> None:
+    """Scenarios 30, 32, 36: one unit, an index per item, the source read once; the parent stays parked."""
+    run = await begun(h, scores, 3)
+    assert (await questions(h, run), seen.counted) == (["dispatched"] * 3, 1)
+
+    await answer(h, run, 1)
+    await h.drain()
+
+    assert (await run.get()).status == "awaiting_external"
+    assert (await items(h, run), seen.items, seen.ends) == ({1: "done"}, {1: 1}, [])
+    [done] = await h.sql("select result from stepwell.instance_data where id = $1", await item_id(h, run, 1))
+    assert done["result"] == '[{"number": 1, "points": 1}]'
+    assert await unit(h, run) == ("waiting", 3, 1, 0)
+
+
+async def test_the_parent_goes_on_once_with_all_in_the_order_of_the_items(h: Harness) -> None:
+    """Scenarios 31, 37: answered in the order 2, 0, 1; released once, and its unit is let go."""
+    run = await begun(h, scores, 3)
+
+    await answer(h, run, 2, 0, 1)
+    await h.drain()
+
+    assert (await run.get()).result == [[0], [1], [2]]
+    assert seen.ends == [[0, 1, 2]]
+    [row] = await h.sql("select await_unit_id, visit from stepwell.instances where id = $1", run.id)
+    assert tuple(row) == (None, 1)
+    assert await unit(h, run) == ("completed", 3, 3, 0)
+
+
+async def test_an_item_gives_none_or_several_and_all_stand_in_item_order(h: Harness) -> None:
+    """Scenario 38."""
+    run = await begun(h, scores, 5)
+
+    await answer(h, run, 4, 0)
+    await answer(h, run, 3, points=NONE)
+    await answer(h, run, 1, points=TWICE)
+    await answer(h, run, 2, points=TWICE)
+    await h.drain()
+
+    assert seen.ends == [[0, 1, 1, 2, 2, 4]]
+
+
+async def test_more_items_than_a_page_come_in_their_order(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario 31, over the pages in which outputs are read."""
+    monkeypatch.setattr("stepwell.pipelines.pipeline.PAGE", 4)
+    run = await begun(h, scores, 11)
+
+    await answer_all(h, run, random.Random(7))  # noqa: S311 - an order, not a secret
+
+    assert seen.ends == [list(range(11))]
+
+
+async def test_an_answer_that_comes_twice_goes_on_once(h: Harness) -> None:
+    """Scenario 35."""
+    run = await begun(h, scores, 2)
+    first = (await open_items(h, run))[0]
+
+    again = [await h.engine.complete(interaction=first, reply={"number": 0, "points": 1}) for _ in range(3)]
+    await h.drain()
+
+    assert [one.is_duplicate for one in again] == [False, True, True]
+    assert (await unit(h, run), await items(h, run), seen.items) == (("waiting", 2, 1, 0), {0: "done"}, {0: 1})
+
+
+async def test_a_window_lets_the_next_item_out_when_one_is_answered_not_when_it_has_come_through(h: Harness) -> None:
+    """Scenarios 46, 47: at most two unresolved, in the order of the source."""
+    run = await begun(h, narrow, 5)
+    assert list(await open_items(h, run)) == [0, 1]
+
+    await answer(h, run, 1)
+
+    assert list(await open_items(h, run)) == [0, 2]
+    assert await unit(h, run) == ("waiting", 5, 1, 1)
+    await answer_all(h, run)
+    assert seen.ends == [[0, 1, 2, 3, 4]]
+
+
+async def test_what_asks_over_a_transport_is_sent_once_per_item(h: Harness, there: Recording) -> None:
+    """Scenarios 30, 46."""
+    there._reply = lambda dispatch: {"number": dispatch.request["number"], "points": 1}
+    run = await begun(h, sent, 4)
+
+    async with h.engine.worker():
+        await run.wait(timeout=30)
+
+    assert sorted(dispatch.request["number"] for dispatch in there.sent) == [0, 1, 2, 3]
+    assert seen.ends == [[0, 1, 2, 3]]
+
+
+async def test_items_are_nobodys_children(h: Harness) -> None:
+    """Joined on the unit: neither counted nor listed as children; they tell whose item they are."""
+    run = await begun(h, scores, 2)
+    await answer(h, run, 1)
+
+    parent, item = await run.get(), await h.engine.get(await item_id(h, run, 1))
+
+    assert (parent.children_pending, parent.items_pending, parent.answers_pending) == (0, 1, 1)
+    assert parent.waiting_for == "an answer over 'inbox' and 1 item"
+    assert (item.parent_id, item.item, item.step, item.state["value"]["number"]) == (run.id, 1, "item_0", 1)
+    [row] = await h.sql("select parent_round from stepwell.instances where id = $1", item.id)
+    assert row["parent_round"] is None
+    family = await h.engine.insights.tree(run.id)
+    assert [(one.item, depth) for one, depth in family] == [(None, 0), (1, 1)]
+
+
+async def test_when_all_is_answered_the_parent_waits_for_its_items(h: Harness) -> None:
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0, 1)
+
+    assert (await run.get()).waiting_for == "2 items"
+    assert await unit(h, run) == ("waiting", 2, 2, 2)
+
+
+async def test_an_item_that_fails_for_good_fails_its_parent_and_ends_its_siblings(h: Harness) -> None:
+    """Scenario 76, and what the design says: ItemFailed; open questions are closed, items on their way cancelled."""
+    run = await begun(h, scores, 4)
+    await answer(h, run, 0)
+    await h.drain()
+    await answer(h, run, 2, points=FAILS)
+    await answer(h, run, 1)
+    await h.sql("update stepwell.instances set priority = 5 where parent_id = $1 and child_index = 1", run.id)
+
+    await h.drain()
+
+    ended = await run.get()
+    assert (ended.status, ended.error and ended.error.type) == ("failed", "ItemFailed")
+    assert f"see `stepwell tree {run.id}`" in str(ended.error)
+    assert await items(h, run) == {0: "done", 1: "cancelled", 2: "failed"}
+    assert await questions(h, run) == ["completed", "completed", "completed", "cancelled"]
+    assert (await unit(h, run), seen.items[1], seen.ends) == (("failed", 4, 3, 0), 0, [])
+
+
+async def test_an_item_is_tried_three_times_before_it_fails_its_parent(h: Harness) -> None:
+    """Scenario 43."""
+    seen.failing.add(1)
+    run = await begun(h, scores, 2)
+    await answer(h, run, 1)
+
+    await h.drain(with_scheduled=True)
+
+    assert seen.items == {1: 3}
+    assert (await run.get()).error.type == "ItemFailed"  # type: ignore[union-attr]
+    item = await h.engine.get(await item_id(h, run, 1))
+    assert (item.status, item.error and item.error.message) == ("failed", "item 1 does not work")
+
+
+async def test_an_item_that_works_at_its_second_try_is_one_of_all(h: Harness) -> None:
+    """Scenario 43, the other way round."""
+    seen.failing.add(0)
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0, 1)
+    await h.drain()
+    seen.failing.clear()
+
+    await h.drain(with_scheduled=True)
+
+    assert (seen.items, seen.ends) == ({0: 2, 1: 1}, [[0, 1]])
+
+
+async def test_a_retried_parent_tries_its_failed_items_again_and_asks_what_was_closed(h: Harness) -> None:
+    """Scenario 48, for an operator's retry: neither what was answered is asked, nor what is done is done again."""
+    run = await begun(h, scores, 4)
+    await answer(h, run, 0)
+    await h.drain()
+    seen.failing.add(1)
+    await answer(h, run, 1, 2)
+    await h.drain(with_scheduled=True)
+    assert (await run.get()).status == "failed"
+    seen.failing.clear()
+
+    assert await h.engine.retry(run.id)
+    await h.drain()
+    assert (await run.get()).waiting_for == "an answer over 'inbox'"
+    await answer_all(h, run)
+
+    assert (await run.get()).result == [[0], [1], [2], [3]]
+    assert seen.items == {0: 1, 1: 4, 2: 1, 3: 1}
+    assert (seen.counted, await questions(h, run)) == (1, ["completed"] * 4)
+
+
+async def test_a_retried_parent_whose_questions_are_all_answered_waits_for_its_items_only(h: Harness) -> None:
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0, 1)
+    await h.engine.cancel(run.id)
+    assert (await unit(h, run), await items(h, run)) == (("cancelled", 2, 2, 0), {0: "cancelled", 1: "cancelled"})
+
+    assert await h.engine.retry(run.id)
+    assert (await run.get()).waiting_for == "2 items"
+    await h.drain()
+
+    assert (await run.get()).result == [[0], [1]]
+
+
+async def test_a_parent_that_failed_at_its_step_over_all_reads_the_same_again_when_retried(h: Harness) -> None:
+    """Scenarios 24, 55: the world is not asked again; the whole list is replayed."""
+    seen.failing.add(-1)
+    run = await begun(h, scores, 3)
+    await answer(h, run, 0, 1, 2)
+    await h.drain(with_scheduled=True)
+    assert ((await run.get()).status, seen.ends) == ("failed", [[0, 1, 2]] * 3)
+    seen.failing.clear()
+
+    await h.engine.retry(run.id)
+    await h.drain()
+
+    assert ((await run.get()).status, seen.ends) == ("done", [[0, 1, 2]] * 4)
+    assert (seen.items, seen.counted) == ({0: 1, 1: 1, 2: 1}, 1)
+
+
+@pytest.mark.parametrize("door", ["python", "python alone", "sql"])
+async def test_a_cancelled_parent_takes_its_items_along(h: Harness, door: str) -> None:
+    """Scenario 76; also without cascade: they are a part of it, not its children."""
+    run = await begun(h, scores, 3)
+    await answer(h, run, 0, 1)
+
+    if door == "sql":
+        await h.sql("select stepwell.cancel(id => $1, cascade => false)", run.id)
+    else:
+        await h.engine.cancel(run.id, cascade=door == "python")
+
+    assert await items(h, run) == {0: "cancelled", 1: "cancelled"}
+    assert (await unit(h, run), await questions(h, run)) == (("cancelled", 3, 2, 0), ["completed"] * 2 + ["cancelled"])
+    await h.drain()
+    assert (seen.items, (await run.get()).status) == ({}, "cancelled")
+
+    await h.engine.retry(run.id)
+    await answer_all(h, run)
+    assert (await run.get()).result == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("door", ["python", "sql"])
+async def test_a_cancelled_item_fails_its_parent(h: Harness, door: str) -> None:
+    run = await begun(h, scores, 3)
+    await answer(h, run, 0, 1)
+
+    if door == "sql":
+        await h.sql("select stepwell.cancel(id => $1)", await item_id(h, run, 0))
+    else:
+        await h.engine.cancel(await item_id(h, run, 0))
+    await h.drain()
+
+    assert (await run.get()).error.type == "ItemFailed"  # type: ignore[union-attr]
+    assert await items(h, run) == {0: "cancelled", 1: "cancelled"}
+    assert (await unit(h, run), await questions(h, run)) == (("failed", 3, 2, 0), ["completed"] * 2 + ["cancelled"])
+
+
+@pytest.mark.parametrize("act", ["retry", "restart"])
+async def test_an_item_that_nobody_waits_for_is_not_run_again_alone(h: Harness, act: str) -> None:
+    """It would count nowhere; the refusal says what to do instead."""
+    run = await begun(h, scores, 1)
+    await answer(h, run, 0, points=FAILS)
+    await h.drain()
+    item = await item_id(h, run, 0)
+
+    with pytest.raises(InvalidInput, match=rf"is one item of instance {run.id}, .* retry {run.id}") as refused:
+        await (h.engine.retry(item) if act == "retry" else h.engine.restart(item, step="item_0"))
+
+    assert refused.value.field == "target"
+    assert await items(h, run) == {0: "failed"}
+
+
+async def test_an_item_that_is_restarted_while_others_are_awaited_is_waited_for_again(h: Harness) -> None:
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0)
+    await h.drain()
+
+    await h.engine.restart(
+        await item_id(h, run, 0), step="item_0", state={"item": 0, "value": {"number": 70, "points": 1}}
+    )
+    assert await unit(h, run) == ("waiting", 2, 1, 1)
+    await answer(h, run, 1)
+    await h.drain()
+
+    assert seen.ends == [[70, 1]]
+
+
+async def test_a_restarted_parent_asks_anew_and_ends_what_was_on_its_way(h: Harness) -> None:
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0)
+
+    await h.engine.restart(run.id, step="segment_0")
+    await h.drain()
+
+    assert (seen.items, await items(h, run)) == ({}, {})
+    assert [row["status"] for row in await h.sql("select status from stepwell.await_units order by id")] == [
+        "cancelled", "waiting",
+    ]  # fmt: skip
+    await answer_all(h, run)
+    assert (seen.ends, seen.items) == ([[0, 1]], {0: 1, 1: 1})
+
+
+async def test_a_parent_that_is_restarted_behind_its_question_does_not_go_on_with_a_part(h: Harness) -> None:
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0)
+    await h.drain()
+
+    await h.engine.restart(run.id, step="segment_1")
+    await h.drain()
+    assert (seen.ends, (await run.get()).error.type) == ([], "ItemFailed")  # type: ignore[union-attr]
+
+    await h.engine.retry(run.id)
+    await answer_all(h, run)
+    assert (seen.ends, seen.items) == ([[0, 1]], {0: 1, 1: 1})
+
+
+async def test_a_question_that_is_not_answered_in_time_fails_the_parent_and_ends_its_items(h: Harness) -> None:
+    """Scenarios 70, 76: AwaitTimeout, which names the question."""
+    run = await begun(h, timed, 3)
+    late = (await open_items(h, run))[1]
+    await answer(h, run, 0, 2)
+    await h.sql("update stepwell.instances set due_at = due_at + interval '1 hour', hold = 'due' where parent_id = $1",
+                run.id)  # fmt: skip
+
+    await h.advance(MINUTE)
+    await h.drain()
+
+    error = (await run.get()).error
+    assert error is not None
+    assert (error.type, late in error.message) == ("AwaitTimeout", True)
+    assert await items(h, run) == {0: "cancelled", 2: "cancelled"}
+    assert await unit(h, run) == ("timed_out", 3, 3, 0)
+
+
+async def test_a_pipeline_that_wakes_goes_on_without_what_was_not_answered(h: Harness) -> None:
+    """Scenario 70, where the boundary says so; the last item comes through after the timeout."""
+    run = await begun(h, wakes, 3)
+    await answer(h, run, 0, 2)
+    await h.sql("update stepwell.instances set due_at = due_at + interval '5 minutes', hold = 'due' "
+                "where parent_id = $1 and child_index = 2", run.id)  # fmt: skip
+
+    await h.advance(MINUTE)
+    await h.drain()
+    assert (await unit(h, run), (await run.get()).waiting_for) == (("waiting", 3, 3, 1), "1 item")
+    await h.drain(with_scheduled=True)
+
+    assert seen.ends == [[0, 2]]
+
+
+async def test_a_question_that_can_never_be_sent_fails_the_pipeline_and_says_why(h: Harness, there: Recording) -> None:
+    from stepwell.errors import Undeliverable  # noqa: PLC0415 - only here
+
+    there.acts = [None, Undeliverable("no such topic"), None]
+    run = await begun(h, sent, 3)
+
+    async with h.engine.worker():
+        ended = await run.wait(timeout=30)
+
+    assert (ended.status, ended.error and ended.error.type) == ("failed", "ItemFailed")
+    assert "no such topic" in str(ended.error)
+    assert (await questions(h, run), seen.ends) == (["cancelled", "failed", "cancelled"], [])
+
+
+async def test_a_pipeline_without_items_asks_nobody_and_goes_on(h: Harness) -> None:
+    """Scenario 44."""
+    run = await begun(h, scores, 0)
+
+    assert ((await run.get()).result, seen.ends, await questions(h, run)) == ([], [[]], [])
+
+
+async def test_what_an_answer_has_come_to_is_kept_as_long_as_its_parent(h: Harness) -> None:
+    """Scenario 75: also when the parent has failed, since it may be retried."""
+    seen.failing.add(-1)
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0, 1)
+    await h.sql("update stepwell.instances set priority = 1 where id = $1", run.id)
+    await h.drain()
+    old = "update stepwell.instances set finished_at = now() - interval '2 hours' where "
+    await h.sql(old + "parent_id = $1", run.id)
+    await prune(h)
+    assert await items(h, run) == {0: "done", 1: "done"}
+    await h.drain(with_scheduled=True)
+    await prune(h)
+    assert ((await run.get()).status, await items(h, run)) == ("failed", {0: "done", 1: "done"})
+    seen.failing.clear()
+
+    await h.engine.retry(run.id)
+    await h.drain()
+
+    assert (await run.get()).result == [[0], [1]]
+    await h.sql(old + "id = $1", run.id)
+    await prune(h)
+    await prune(h)
+    assert await h.sql("select from stepwell.instances") == []
+
+
+async def prune(h: Harness) -> None:
+    from stepwell._store import instances  # noqa: PLC0415 - only here
+    from stepwell._store.database import WORKER, Database  # noqa: PLC0415 - only here
+
+    await h.sql("update stepwell.machines set retention = interval '1 hour'")  # a worker writes down what is declared
+    async with Database(h.url, session=WORKER) as database:
+        await instances.prune(database)
+
+
+async def test_a_pipeline_of_which_an_item_fails_while_it_still_asks_fails_without_asking_on(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its retry asks about all of them, not about those that were asked before."""
+    monkeypatch.setattr("stepwell._runtime.filler.CHUNK", 2)
+    run = await h.engine.start(scores.machine, scores.state(Numbers(6)))
+
+    with armed("filler.appended", hold=True) as point:
+        async with h.engine.worker():
+            await point.reached()
+            await answer(h, run, 0, points=FAILS)
+            await eventually(lambda: h.sql("select from stepwell.await_units where status = 'failed'"))
+            point.release()
+            ended = await run.wait(timeout=30)
+
+    assert (ended.error and ended.error.type, ended.step) == ("ItemFailed", "segment_0")
+    assert await questions(h, run) == ["completed", "cancelled"]
+    await h.engine.retry(run.id)
+    await h.drain()
+    await answer_all(h, run)
+    assert seen.ends == [[0, 1, 2, 3, 4, 5]]

@@ -1,0 +1,113 @@
+"""What should not be about answers that go on by themselves, made by hand: found, mended, counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from stepwell import Handle
+from stepwell._store import units
+from stepwell._store.database import WORKER, Database
+from stepwell._store.units import Repaired
+from stepwell.testing import Harness, armed
+from tests.pipelines.streams import answer, begun, item_id, items, scores, seen, unit
+
+
+async def looked(h: Harness) -> Repaired:
+    """What one look at everything finds and mends."""
+    async with Database(h.url, session=WORKER) as database:
+        return await units.reconcile(database, (0, 0))
+
+
+def number(repaired: Repaired) -> int:
+    return sum(map(len, (repaired.released, repaired.closed, repaired.recounted, repaired.started)))
+
+
+async def through(h: Harness, number: int = 2) -> Handle[Any]:
+    """A pipeline whose answers are all there, and have come through but for the last."""
+    run = await begun(h, scores, number)
+    await answer(h, run, *range(number - 1))
+    await h.drain()
+    await answer(h, run, number - 1)
+    return run
+
+
+async def test_items_on_their_way_are_no_damage(h: Harness) -> None:
+    """All is answered, and the unit is not complete: so it should be."""
+    run = await through(h)
+
+    assert number(await looked(h)) == 0
+
+    assert await unit(h, run) == ("waiting", 2, 2, 1)
+
+
+async def test_an_answer_that_did_not_go_on_is_found_and_goes_on(
+    h: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Item answered without a continuation; the worker says so at level error, and counts it."""
+    run = await through(h)
+    lost = await item_id(h, run, 1)
+    await h.sql("delete from stepwell.instances where id = $1", lost)
+    await h.sql("delete from stepwell.instance_data where id = $1", lost)
+    unit_id = (await h.sql("select id from stepwell.await_units"))[0]["id"]
+
+    with caplog.at_level(logging.ERROR, "stepwell"), armed("reconciler.looked") as point:
+        async with h.engine.worker() as worker:
+            await point.reached()
+            ended = await run.wait(timeout=30)
+
+    assert (ended.result, seen.items) == ([[0], [1]], {0: 1, 1: 1})
+    assert worker.tally.reconciled == 1
+    assert f"units [{unit_id}] had answers that did not go on" in caplog.text
+
+
+async def test_an_end_that_was_not_counted_is_counted(h: Harness) -> None:
+    """All items are done, the unit believes that one is on its way."""
+    run = await through(h)
+    await h.sql("update stepwell.instances set status = 'done', finished_at = now() where parent_id = $1", run.id)
+    await h.sql("update stepwell.instance_data set result = '[]' where id = $1", await item_id(h, run, 1))
+
+    repaired = await looked(h)
+
+    assert (number(repaired), len(repaired.recounted)) == (1, 1)
+    await h.drain()
+    assert ((await run.get()).result, await unit(h, run)) == ([[0]], ("completed", 2, 2, 0))
+
+
+async def test_a_failure_that_was_not_counted_fails_the_pipeline(h: Harness) -> None:
+    """It is not taken for complete."""
+    run = await through(h)
+    await h.sql("update stepwell.instances set status = 'failed', finished_at = now() where id = $1",
+                await item_id(h, run, 1))  # fmt: skip
+
+    assert number(await looked(h)) == 1
+
+    await h.drain()
+    assert (await run.get()).error.type == "ItemFailed"  # type: ignore[union-attr]
+    assert (await unit(h, run), await items(h, run)) == (("failed", 2, 2, 0), {0: "done", 1: "failed"})
+
+
+async def test_a_complete_unit_whose_parent_is_parked_lets_it_go_on(h: Harness) -> None:
+    run = await through(h)
+    await h.drain()
+    await h.sql("update stepwell.instances set status = 'awaiting_external', finished_at = null, await_unit_id = "
+                "(select id from stepwell.await_units) where id = $1", run.id)  # fmt: skip
+
+    repaired = await looked(h)
+
+    assert (list(repaired.released), number(repaired)) == ([run.id], 1)
+    await h.drain()
+    assert seen.ends == [[0, 1], [0, 1]]
+
+
+async def test_a_unit_that_nobody_waits_for_is_closed_with_its_items(h: Harness) -> None:
+    run = await through(h)
+    await h.sql("update stepwell.instances set await_unit_id = null, status = 'failed', finished_at = now() "
+                "where id = $1", run.id)  # fmt: skip
+
+    repaired = await looked(h)
+
+    assert (len(repaired.closed), number(repaired)) == (1, 1)
+    assert (await unit(h, run), await items(h, run)) == (("cancelled", 2, 2, 0), {0: "done", 1: "cancelled"})
