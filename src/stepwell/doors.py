@@ -13,7 +13,7 @@ from stepwell.client import Client, Handle, IfExists
 from stepwell.errors import Duplicate, NoTarget
 from stepwell.job import Job
 from stepwell.limits import LimitRef
-from stepwell.machine import Machine
+from stepwell.machine import Compiled, Machine
 from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
 from stepwell.waiting import Until
 
@@ -28,7 +28,7 @@ class Doors(ABC):
 
     async def start(
         self,
-        machine: Job[..., Result] | type[Machine] | str,
+        machine: Job[..., Result] | type[Machine] | Compiled | str,
         state: Any = None,
         *,
         key: str | None = None,
@@ -107,7 +107,7 @@ class Doors(ABC):
 
     async def signal_or_start(
         self,
-        machine: Job[..., Result] | type[Machine] | str,
+        machine: Job[..., Result] | type[Machine] | Compiled | str,
         state: Any = None,
         *,
         key: str,
@@ -194,7 +194,9 @@ class Doors(ABC):
         """A snapshot once it has ended (or is parked, until="settled"); on a timeout, as it is by then."""
         return await self._doors.waiting.wait(target, timeout=timeout, until=until, tenant=tenant)
 
-    def handle(self, instance_id: int, machine: Job[..., Result] | type[Machine] | str | None = None) -> Handle[Result]:
+    def handle(
+        self, instance_id: int, machine: Job[..., Result] | type[Machine] | Compiled | str | None = None
+    ) -> Handle[Result]:
         """A handle of an instance that another process may have started; not looked up before it is used.
 
         With the job, the result is read as what the job returns.

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, Unpack, overload
 
 from stepwell.config import check_name
 from stepwell.context import Context
@@ -104,6 +104,13 @@ def step_name(ref: StepRef) -> str | None:
     return mark.name if isinstance(mark, Step) else None
 
 
+class Compiled(Protocol):
+    """Something that was made into a machine, as a pipeline: it may stand wherever its machine may."""
+
+    @property
+    def machine(self) -> type[Machine]: ...
+
+
 class Machine:
     """A durable state machine. Subclass it, give it steps, and register it: `Engine(machines=[Checkout])`."""
 
@@ -114,6 +121,7 @@ class Machine:
     state_type: ClassVar[type | None]
     retention: ClassVar[timedelta | Literal[False] | None]
     steps: ClassVar[dict[str, Step]]
+    _state_from: ClassVar[Callable[[Any], Any] | None] = None  # of a machine that was made of something: input → state
 
     def __init_subclass__(
         cls,

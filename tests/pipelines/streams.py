@@ -86,7 +86,7 @@ PIPELINES = [scores, narrow, timed, wakes, sent]
 
 async def begun(h: Harness, pipeline: Pipeline, upto: int, **options: Any) -> Handle[Any]:
     """An instance that has asked about so many items."""
-    handle = await h.engine.start(pipeline.machine, pipeline.state(Numbers(upto)), **options)
+    handle = await h.engine.start(pipeline, Numbers(upto), **options)
     await h.drain()
     return handle
 

@@ -90,10 +90,10 @@ async def test_each_variant_goes_through_its_own_steps_and_keeps_its_place(
     make_harness: MakeHarness, steps: tuple[PipelineStep, ...], expected: list[str]
 ) -> None:
     pipeline = Pipeline("variants", [numbers, ask, *steps])
-    h = await make_harness(machines=[pipeline.machine])
+    h = await make_harness(machines=[pipeline])
 
     async with h.engine.worker():
-        run = await h.engine.start(pipeline.machine, pipeline.state(4))
+        run = await h.engine.start(pipeline, 4)
         await run.wait(PATIENCE, until="settled")
         for question in (await h.engine.interactions.pending()).items:
             number = question.request

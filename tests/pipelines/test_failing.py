@@ -23,10 +23,10 @@ async def test_a_step_that_raises_cancel_fails_its_pipeline_at_once(make_harness
         raise Cancel("of no use")
 
     pipeline = Pipeline("hopeless", [never])
-    h = await make_harness(machines=[pipeline.machine])
+    h = await make_harness(machines=[pipeline])
 
     async with h.engine.worker():
-        run = await h.engine.start(pipeline.machine, pipeline.state(7))
+        run = await h.engine.start(pipeline, 7)
         with pytest.raises(InstanceFailed, match="Cancel: of no use"):
             await run.result(PATIENCE)
 
@@ -46,10 +46,10 @@ async def test_a_single_value_that_was_put_aside_asks_nothing_and_the_rest_runs_
 
     asked = await_("Ask price", over="inbox", input=float, output=float)
     pipeline = Pipeline("inverse", [invert, asked, shown])
-    h = await make_harness(machines=[pipeline.machine])
+    h = await make_harness(machines=[pipeline])
 
     async with h.engine.worker():
-        run = await h.engine.start(pipeline.machine, pipeline.state(0))
+        run = await h.engine.start(pipeline, 0)
         result = await run.result(PATIENCE)
 
     assert result is None

@@ -20,7 +20,7 @@ PATIENCE = 10
 
 async def ask(h: Harness, pipeline: Pipeline, given: Any) -> tuple[Handle[Any], list[str]]:
     """Start a pipeline that waits for its answers: its handle, and its questions in the order of their items."""
-    run = await h.engine.start(pipeline.machine, pipeline.state(given))
+    run = await h.engine.start(pipeline, given)
     await run.wait(PATIENCE, until="settled")
     rows = await h.sql("select id::text from stepwell.interactions where instance_id = $1 order by item", run.id)
     return run, [row["id"] for row in rows]
@@ -28,7 +28,7 @@ async def ask(h: Harness, pipeline: Pipeline, given: Any) -> tuple[Handle[Any], 
 
 async def test_the_output_combines_the_request_with_what_the_actor_sent(make_harness: MakeHarness) -> None:
     """Scenario 66: what is stored is the output; the facts stand beside it."""
-    h = await make_harness(machines=[lone.machine])
+    h = await make_harness(machines=[lone])
     async with h.engine.worker():
         run, [question] = await ask(h, lone, Order(7, 1200))
 
@@ -43,7 +43,7 @@ async def test_the_output_combines_the_request_with_what_the_actor_sent(make_har
 
 
 async def test_each_item_has_its_own_output_and_goes_on_with_it(make_harness: MakeHarness) -> None:
-    h = await make_harness(machines=[each.machine])
+    h = await make_harness(machines=[each])
     async with h.engine.worker():
         run, questions = await ask(h, each, 3)
 
@@ -54,7 +54,7 @@ async def test_each_item_has_its_own_output_and_goes_on_with_it(make_harness: Ma
 
 
 async def test_a_question_about_all_is_projected_as_a_whole(make_harness: MakeHarness) -> None:
-    h = await make_harness(machines=[together.machine])
+    h = await make_harness(machines=[together])
     async with h.engine.worker():
         run, [question] = await ask(h, together, 2)
 
@@ -67,7 +67,7 @@ async def test_a_question_about_all_is_projected_as_a_whole(make_harness: MakeHa
 
 async def test_a_projector_that_raises_leaves_the_question_open(make_harness: MakeHarness) -> None:
     """Scenario 66: the answer is refused with the reason, and a better one is taken."""
-    h = await make_harness(machines=[lone.machine])
+    h = await make_harness(machines=[lone])
     async with h.engine.worker():
         run, [question] = await ask(h, lone, Order(7, 1200))
 
@@ -85,7 +85,7 @@ async def test_a_projector_that_raises_leaves_the_question_open(make_harness: Ma
 
 async def test_a_repeated_answer_is_known_by_what_was_sent(make_harness: MakeHarness) -> None:
     """Not by the output, of which the time of the answer may be a part."""
-    h = await make_harness(machines=[lone.machine])
+    h = await make_harness(machines=[lone])
     async with h.engine.worker():
         _, [question] = await ask(h, lone, Order(7, 1200))
         first = await h.engine.complete(interaction=question, reply={"is_approved": True}, actor="ana")
@@ -99,7 +99,7 @@ async def test_a_repeated_answer_is_known_by_what_was_sent(make_harness: MakeHar
 
 async def test_going_on_again_reads_what_was_made_and_projects_nothing(make_harness: MakeHarness) -> None:
     """Scenario 66: not re-run on recovery."""
-    h = await make_harness(machines=[lone.machine])
+    h = await make_harness(machines=[lone])
     async with h.engine.worker():
         run, [question] = await ask(h, lone, Order(8, 1))
     await h.engine.complete(interaction=question, reply={"is_approved": True}, actor="ana")
@@ -115,7 +115,7 @@ async def test_a_projector_that_is_not_what_it_was_is_refused(
     make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 66: its name is pinned in the question. Who has it under that name no more does not guess."""
-    h = await make_harness(machines=[lone.machine])
+    h = await make_harness(machines=[lone])
     async with h.engine.worker():
         run, [question] = await ask(h, lone, Order(9, 1))
         with monkeypatch.context() as redeployed:
@@ -129,7 +129,7 @@ async def test_a_projector_that_is_not_what_it_was_is_refused(
 
 
 async def test_sql_refuses_what_only_python_can_project(make_harness: MakeHarness) -> None:
-    h = await make_harness(machines=[lone.machine])
+    h = await make_harness(machines=[lone])
     async with h.engine.worker():
         _, [question] = await ask(h, lone, Order(9, 1))
 

@@ -146,9 +146,10 @@ def _parts(where: str, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
 
 
 def state_of(definition: Definition, state: Any) -> Any:
-    """A state as given, or the values of a job's arguments."""
+    """A state as given, or made of what was given: the values of a job's arguments, the input of a pipeline."""
     if not isinstance(state, Arguments):
-        return state
+        made = getattr(definition.owner, "_state_from", None)
+        return state if made is None else made(state)
     if state.job is not definition.owner:
         raise InvalidInput("args", f"these are arguments of job {state.job.name!r}, not of {definition.name!r}")
     return state.values

@@ -135,6 +135,7 @@ class Registry:
 
     def resolve(self, machine: object, version: int | None = None) -> Definition:
         """The definition a start means: a machine class, a job, or a name (the given or its newest version)."""
+        machine = machine_of(machine)
         if isinstance(machine, str):
             versions = self._versions.get(machine)
             if not versions:
@@ -148,6 +149,11 @@ class Registry:
         return found
 
 
+def machine_of(given: object) -> object:
+    """A machine, or that of something that was made into one."""
+    return given if isinstance(given, str | type | Job) else getattr(given, "machine", given)
+
+
 def _identity(machine: object) -> tuple[str, int]:
     if isinstance(machine, Job) or (inspect.isclass(machine) and issubclass(machine, Machine)):
         return machine.name, machine.version
@@ -155,7 +161,8 @@ def _identity(machine: object) -> tuple[str, int]:
 
 
 def define(machine: object) -> Definition:
-    """Bring a machine class or a job into the one shape the engine runs."""
+    """Bring a machine class, a job or what was made into one into the one shape the engine runs."""
+    machine = machine_of(machine)
     if isinstance(machine, Job):
         return _define_job(machine)
     if inspect.isclass(machine) and issubclass(machine, Machine) and machine is not Machine:

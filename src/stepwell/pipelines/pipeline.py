@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import new_class
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stepwell._core.interactions import InteractionStatus
-from stepwell._core.replies import ReplyType, reply_type
+from stepwell._core.replies import FIELD, ReplyType, reply_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
@@ -28,11 +28,14 @@ PAGE = 500  # outputs that are read at a time
 ITEM_ATTEMPTS = 3  # of what a single answer runs through
 
 
+class _State(dict[str, Any]):
+    """The state of a pipeline's instance, made of an input once."""
+
+
 class Pipeline:
     """Steps and boundaries in their order: `Pipeline("payments", [read, await_("Ask bank", …), write])`.
 
-    `machine` is what an engine registers; `start(input)` gives an entry for `engine.start_many`, or use
-    `engine.start(pipeline.machine, pipeline.state(input), key=…)`.
+    An engine takes it as it takes machines: `Engine(machines=[payments])`, `engine.start(payments, input, key=…)`.
     """
 
     def __init__(
@@ -76,16 +79,26 @@ class Pipeline:
 
     def state(self, input: Any) -> dict[str, Any]:  # noqa: A002 - what goes in
         """The state of an instance that runs over this input; it is checked against the first step's type."""
-        given = list(input) if self.takes_many else [input]
-        texts = [self._input.encode(one) for one in given]
-        for text in texts:
+        if isinstance(input, _State):
+            return input
+        if not self.takes_many:
+            return _State(input=self._checked(input, "input"))
+        if not isinstance(input, Iterable) or isinstance(input, str | bytes | Mapping):
+            raise InvalidInput("input", f"{self.name} takes many: expected a list, got {type(input).__name__}")
+        return _State(input=[self._checked(one, f"input[{number}]") for number, one in enumerate(input)])
+
+    def _checked(self, value: Any, field: str) -> Any:
+        """A value as plain JSON, once its type has read it."""
+        try:
+            text = self._input.encode(value)
             self._input.decode(text)
-        values = [msgspec.json.decode(text) for text in texts]
-        return {"input": values if self.takes_many else values[0]}
+        except InvalidInput as error:
+            raise InvalidInput(error.field.replace(FIELD, field, 1), error.problem) from error
+        return msgspec.json.decode(text)
 
     def child(self, input: Any, **options: Any) -> Entry[Any]:  # noqa: A002 - as above
         """One start, for `engine.start_many`; options as for `engine.start`."""
-        return self.machine.child(self.state(input), **options)
+        return self.machine.child(input, **options)
 
     def read_input(self, state: dict[str, Any]) -> list[Any]:
         """What goes into the first segment."""
@@ -112,6 +125,7 @@ def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
         return Retry(exponential(ctx.attempt))
 
     namespace["handle"] = handle
+    namespace["_state_from"] = staticmethod(pipeline.state)
     options = {"name": pipeline.name, "version": version, "queue": queue, "initial": "segment_0"}
     return new_class("PipelineMachine", (Machine,), options, lambda body: body.update(namespace))
 

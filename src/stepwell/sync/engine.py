@@ -17,7 +17,7 @@ from stepwell.engine import Engine
 from stepwell.errors import InsideLoop
 from stepwell.events import Callback, Events, Hooked
 from stepwell.job import Job
-from stepwell.machine import Machine
+from stepwell.machine import Compiled, Machine
 from stepwell.outcomes import Result
 from stepwell.sync.blocking import blocking, staying
 from stepwell.sync.handle import SyncHandle, handing, handing_each
@@ -108,7 +108,7 @@ class SyncEngine:
         return self._engine.dropped_events
 
     def handle(
-        self, instance_id: int, machine: Job[..., Result] | type[Machine] | str | None = None
+        self, instance_id: int, machine: Job[..., Result] | type[Machine] | Compiled | str | None = None
     ) -> SyncHandle[Result]:
         """A handle of an instance that another process may have started; not looked up before it is used.
 
