@@ -7,6 +7,7 @@ from benchmarks.workloads import (
     answer_latency,
     asks,
     children,
+    csv_payments,
     drain,
     idle,
     latency,
@@ -25,6 +26,6 @@ ALL: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, asks,
-        webhooks, answer_latency, timer, idle, memory,
+        webhooks, csv_payments, answer_latency, timer, idle, memory,
     )
 }  # fmt: skip

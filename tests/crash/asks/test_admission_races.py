@@ -296,6 +296,28 @@ async def test_many_answers_to_one_question_in_one_group_are_one_and_its_duplica
     assert await asked.unit(instance) == ("completed", 1, 1, 0)
 
 
+async def test_many_answers_of_an_instance_that_is_held_for_long_hold_up_no_other_and_come_in_after_it(
+    asked: Asked,
+) -> None:
+    """Many of one instance wait for it a moment, in the database; nobody waits longer than that with them."""
+    [holding] = await asked.join(1)
+    held, questions = await asked.many(holding, 20)
+    _, free = await asked.one(holding)
+    complete = asked.harness.engine.complete
+    await holding.begin()
+    await holding.connection.execute("select from stepwell.instances where id = $1 for no key update", held)
+
+    answering = asyncio.gather(*(complete(interaction=question, reply=7) for question in questions))
+    await asked.is_anybody_waiting()
+    await complete(interaction=free, reply=7)
+    still_open = await asked.unit(held)
+    await holding.commit()
+    await answering
+
+    assert still_open == ("waiting", 20, 0, 20)
+    assert await asked.unit(held) == ("completed", 20, 20, 0)
+
+
 async def test_answers_to_two_items_at_once_are_both_counted_and_two_more_are_let_out(asked: Asked) -> None:
     one, other = await asked.join()
     instance, [first, second, *_] = await asked.many(one, 6, window=2)
