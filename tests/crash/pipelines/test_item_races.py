@@ -1,0 +1,341 @@
+"""The end of an answer that goes on by itself against whatever else happens to its unit, by two connections.
+
+Numbers are those of the scenarios in the digest of the pipeline framework's await units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stepwell._core.records import Claim
+from stepwell._store import units
+from stepwell.errors import InteractionClosed
+from tests.support.asked import SOON, Asked, each
+from tests.support.contest import Contestant, done, stopped
+
+NO_LOCK = ("for no key update skip locked", "")
+
+
+async def items(asked: Asked, by: Contestant, number: int, asks: int | None = None, **options: Any) -> Any:
+    """An instance that has asked about some items, of which so many are answered and in the hands of one worker each.
+
+    Returns its id, the ids of its questions, and the claims.
+    """
+    claim = await asked.claimed(by)
+    outcome = replace(each(**options), item_step="collect")
+    await asked.fill(by, claim, outcome, asks or number)
+    await asked.flush(by, asked.asks(claim, outcome))
+    ids = await asked.ids(claim.id)
+    for id_ in ids[:number]:
+        await asked.complete(by, id_)
+    return claim.id, ids, [(await asked.claim(by, 1))[0] for _ in range(number)]
+
+
+async def counted(asked: Asked, instance: int) -> tuple[Any, ...]:
+    """The unit's status, how many are resolved, how many go on; and the status of the instance."""
+    [row] = await asked.sql(
+        "select u.status, u.resolved, u.continuing, i.status from stepwell.await_units u "
+        "join stepwell.instances i on i.id = u.instance_id where i.id = $1", instance,
+    )  # fmt: skip
+    return tuple(row)
+
+
+async def cancel(asked: Asked, by: Contestant, instance: int, *, cascade: bool = True) -> bool:
+    return await asked.operating(by).cancel(instance, None, cascade=cascade, by=None, tenant=None)
+
+
+async def test_the_last_two_items_that_end_at_once_release_their_parent_once(asked: Asked) -> None:
+    """Scenario 41: two workers release at once, one advance is accepted."""
+    one, other = await asked.join()
+    parent, _, [first, last] = await items(asked, one, 2)
+    await one.begin()
+    assert await asked.flush(one, done(first)) == [first.id]
+
+    assert await asked.flush(other, done(last)) == []  # the parent is held: it comes back
+    assert not await asked.is_anybody_waiting()
+    await one.commit()
+    assert await counted(asked, parent) == ("waiting", 2, 1, "awaiting_external")
+
+    assert await asked.flush(other, done(last)) == [last.id]
+    assert await counted(asked, parent) == ("completed", 2, 0, "runnable")
+    [claim] = await asked.claim(one)
+    assert (claim.id, await asked.claim(other)) == (parent, [])
+
+
+async def test_without_the_lock_of_the_parent_the_end_of_one_of_two_items_would_be_lost(asked: Asked) -> None:
+    one, other = await asked.join()
+    other.change("children/lock_parents", NO_LOCK)
+    parent, _, [first, last] = await items(asked, one, 2)
+    await one.begin()
+    await asked.flush(one, done(first))
+
+    late = await asked.blocked(other, asked.flush(other, done(last)))
+    await one.commit()
+    await late
+
+    assert await counted(asked, parent) == ("waiting", 2, 1, "awaiting_external")  # for ever
+    await asked.sql("truncate stepwell.instances, stepwell.await_units, stepwell.interactions")
+
+
+async def test_items_that_end_in_one_flush_are_all_counted(asked: Asked) -> None:
+    [one] = await asked.join(1)
+    parent, _, claims = await items(asked, one, 3)
+
+    await asked.flush(one, *map(done, claims))
+
+    assert await counted(asked, parent) == ("completed", 3, 0, "runnable")
+
+
+async def test_one_that_fails_in_a_flush_with_others_fails_the_unit_whatever_their_order(asked: Asked) -> None:
+    [one] = await asked.join(1)
+    parent, _, [a, b, c] = await items(asked, one, 3)
+
+    await asked.flush(one, done(a), stopped(b))
+
+    assert await counted(asked, parent) == ("failed", 3, 0, "runnable")
+    assert await asked.row(c.id, "status") == "cancelled"
+    assert await asked.flush(one, done(c)) == []
+
+
+@pytest.mark.parametrize("cascade", [True, False])
+async def test_an_answer_on_its_way_is_taken_along_by_the_cancel_that_waits_for_it(
+    asked: Asked, *, cascade: bool
+) -> None:
+    """The cancel had looked for what is below before the answer was there."""
+    answering, cancelling = await asked.join()
+    parent, [_, question], [claim] = await items(asked, answering, 1, 2)
+    await asked.flush(answering, done(claim))
+    await answering.begin()
+    await asked.complete(answering, question)
+
+    cancelled = await asked.blocked(cancelling, cancel(asked, cancelling, parent, cascade=cascade))
+    await answering.commit()
+
+    assert await cancelled
+    assert await counted(asked, parent) == ("cancelled", 2, 0, "cancelled")
+    assert await asked.children(parent) == ["done", "cancelled"]
+    assert await asked.claim(answering) == []
+
+
+async def test_without_an_end_for_what_goes_on_it_would_run_for_nobody(asked: Asked) -> None:
+    answering, cancelling = await asked.join()
+    cancelling.change("units/drop_items", ("= any ($1::bigint[])", "= -cardinality($1::bigint[])"))
+    parent, [question], _ = await items(asked, answering, 0, 1)
+    await answering.begin()
+    await asked.complete(answering, question)
+
+    cancelled = await asked.blocked(cancelling, cancel(asked, cancelling, parent, cascade=False))
+    await answering.commit()
+    await cancelled
+
+    assert len(await asked.claim(answering)) == 1
+    await asked.sql("truncate stepwell.instances, stepwell.await_units, stepwell.interactions")
+
+
+async def test_an_answer_that_meets_the_cancel_of_its_parent_is_refused_and_starts_nothing(asked: Asked) -> None:
+    cancelling, answering = await asked.join()
+    parent, [question], _ = await items(asked, answering, 0, 1)
+    await cancelling.begin()
+    await cancel(asked, cancelling, parent)
+
+    completing = await asked.blocked(answering, asked.complete(answering, question))
+    await cancelling.commit()
+
+    with pytest.raises(InteractionClosed):
+        await completing
+    assert await asked.children(parent) == []
+
+
+async def test_a_timeout_that_fails_the_unit_beats_the_end_that_waits_for_it(asked: Asked) -> None:
+    """Scenario 71, for the end of an item: one terminal state."""
+    expiring, ending = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1, 2, timeout=SOON, on_timeout="fail")
+    await asked.harness.advance(SOON)
+    await expiring.begin()
+    assert await asked.expire(expiring) == (1, 0)
+
+    assert await asked.flush(ending, done(claim)) == []
+    await expiring.commit()
+
+    assert await asked.flush(ending, done(claim)) == []  # its claim is gone
+    assert await counted(asked, parent) == ("timed_out", 2, 0, "runnable")
+    assert await asked.row(claim.id, "status") == "cancelled"
+
+
+async def test_an_end_on_its_way_is_counted_before_the_timeout_that_passes_it_over(asked: Asked) -> None:
+    ending, expiring = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1, 2, timeout=SOON, on_timeout="fail")
+    await asked.harness.advance(SOON)
+    await ending.begin()
+    assert await asked.flush(ending, done(claim)) == [claim.id]
+
+    assert await asked.expire(expiring) == (1, 1)
+    assert not await asked.is_anybody_waiting()
+    await ending.commit()
+
+    assert await asked.expire(expiring) == (1, 0)
+    assert await counted(asked, parent) == ("timed_out", 2, 0, "runnable")
+    assert await asked.row(claim.id, "status") == "done"
+
+
+async def test_the_last_end_and_the_timeout_of_another_item_that_wakes_release_once(asked: Asked) -> None:
+    ending, expiring = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1, 2, timeout=SOON, on_timeout="wake")
+    await asked.harness.advance(SOON)
+    await expiring.begin()
+    assert await asked.expire(expiring) == (1, 0)
+    assert await asked.flush(ending, done(claim)) == []
+    await expiring.commit()
+    assert await counted(asked, parent) == ("waiting", 2, 1, "awaiting_external")
+
+    assert await asked.flush(ending, done(claim)) == [claim.id]
+
+    assert await counted(asked, parent) == ("completed", 2, 0, "runnable")
+
+
+async def test_an_item_whose_worker_is_thought_dead_is_not_ended_twice(asked: Asked) -> None:
+    """Scenario 42: a terminal failed child is not overwritten."""
+    reaping, ending = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1)
+    await asked.end_lease(claim)
+    await reaping.begin()
+    assert await asked.reap(reaping, [claim], max_crashes=1) == [claim.id]
+
+    assert await asked.flush(ending, done(claim)) == []
+    await reaping.commit()
+
+    assert await asked.flush(ending, done(claim)) == []
+    assert await asked.row(claim.id, "status") == "failed"
+    assert await counted(asked, parent) == ("failed", 1, 0, "runnable")
+
+
+async def test_an_item_that_ends_while_it_is_to_be_reaped_is_left_alone(asked: Asked) -> None:
+    ending, reaping = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1)
+    await asked.end_lease(claim)
+    await ending.begin()
+    assert await asked.flush(ending, done(claim)) == [claim.id]
+
+    assert await asked.reap(reaping, [claim], max_crashes=1) == []
+    assert not await asked.is_anybody_waiting()
+    await ending.commit()
+
+    assert await asked.reap(reaping, [claim], max_crashes=1) == []
+    assert await counted(asked, parent) == ("completed", 1, 0, "runnable")
+
+
+async def test_an_item_that_crashed_too_often_is_failed_after_the_end_of_another_is_committed(asked: Asked) -> None:
+    """Both are counted: who reaps waits for nobody, and looks again."""
+    ending, reaping = await asked.join()
+    parent, _, [first, crashed] = await items(asked, ending, 2)
+    await asked.end_lease(crashed)
+    await ending.begin()
+    assert await asked.flush(ending, done(first)) == [first.id]
+
+    assert await asked.reap(reaping, [crashed], max_crashes=1) == []
+    assert not await asked.is_anybody_waiting()
+    await ending.commit()
+
+    assert await asked.reap(reaping, [crashed], max_crashes=1) == [crashed.id]
+    assert await counted(asked, parent) == ("failed", 2, 0, "runnable")
+
+
+async def test_a_cancel_of_an_item_waits_for_its_end_and_changes_nothing(asked: Asked) -> None:
+    ending, cancelling = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1)
+    await ending.begin()
+    await asked.flush(ending, done(claim))
+
+    cancelled = await asked.blocked(cancelling, cancel(asked, cancelling, claim.id))
+    await ending.commit()
+
+    assert not await cancelled
+    assert await counted(asked, parent) == ("completed", 1, 0, "runnable")
+
+
+async def test_an_item_that_is_being_claimed_while_its_unit_fails_ends_for_nobody(asked: Asked) -> None:
+    """Who fails waits for nobody: that one is passed over, and its end counts nowhere."""
+    failing, claiming = await asked.join()
+    parent, [*_, question], [claim] = await items(asked, failing, 1, 2)
+    await asked.complete(failing, question)
+    await claiming.begin()
+    [other] = await asked.claim(claiming)
+
+    assert await asked.flush(failing, stopped(claim)) == [claim.id]
+    assert not await asked.is_anybody_waiting()
+    await claiming.commit()
+    assert await asked.flush(claiming, done(other)) == [other.id]
+
+    assert await counted(asked, parent) == ("failed", 2, 0, "runnable")
+
+
+async def test_an_item_that_was_passed_over_counts_again_once_its_parent_is_retried(asked: Asked) -> None:
+    failing, claiming = await asked.join()
+    parent, [*_, question], [claim] = await items(asked, failing, 1, 2)
+    await asked.complete(failing, question)
+    await claiming.begin()
+    [other] = await asked.claim(claiming)
+    await asked.flush(failing, stopped(claim))
+    await claiming.commit()
+    [woken] = await asked.claim(failing)
+    await asked.flush(failing, replace(stopped(woken), keeps_awaits=True))
+
+    assert await asked.operating(failing).retry(parent, None, by=None, tenant=None)
+    assert await counted(asked, parent) == ("waiting", 2, 2, "awaiting_external")
+    await asked.flush(claiming, done(other))
+    [again] = await asked.claim(failing)
+    await asked.flush(failing, done(again))
+
+    assert again.id == claim.id
+    assert await counted(asked, parent) == ("completed", 2, 0, "runnable")
+
+
+async def test_the_end_of_an_item_waits_for_no_callers_transaction(asked: Asked) -> None:
+    """Neither for one that holds the parent, nor does it keep others from ending."""
+    caller, ending = await asked.join()
+    held, _, [mine] = await items(asked, ending, 1)
+    free, _, [theirs] = await items(asked, ending, 1)
+    await caller.begin()
+    await caller.lock_row(held)
+
+    assert await asked.flush(ending, done(mine), done(theirs)) == [theirs.id]
+    assert not await asked.is_anybody_waiting()
+    await caller.commit()
+
+    assert await asked.flush(ending, done(mine)) == [mine.id]
+    assert [(await counted(asked, id_))[0] for id_ in (held, free)] == ["completed"] * 2
+
+
+async def test_a_look_for_damage_meets_an_end_that_is_not_yet_committed_and_changes_nothing(asked: Asked) -> None:
+    ending, looking = await asked.join()
+    parent, _, [claim] = await items(asked, ending, 1)
+    [row] = await asked.sql("select id from stepwell.await_units")
+    await ending.begin()
+    await asked.flush(ending, done(claim))
+
+    mended = await units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
+    await ending.commit()
+    again = await units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
+
+    assert mended[:3] == again[:3] == ([], [], [])
+    assert await counted(asked, parent) == ("completed", 1, 0, "runnable")
+
+
+async def test_a_retry_of_the_parent_and_an_answer_in_the_same_moment_are_both_counted(asked: Asked) -> None:
+    retrying, answering = await asked.join()
+    parent, [_, question], _ = await items(asked, retrying, 1, 2)
+    await cancel(asked, retrying, parent)
+    await retrying.begin()
+    await asked.operating(retrying).retry(parent, None, by=None, tenant=None)
+
+    completing = await asked.blocked(answering, asked.complete(answering, question))
+    await retrying.commit()
+
+    assert not (await completing).is_duplicate
+    assert await counted(asked, parent) == ("waiting", 2, 2, "awaiting_external")
+    claims: list[Claim] = await asked.claim(answering)
+    await asked.flush(answering, *map(done, claims))
+    assert await counted(asked, parent) == ("completed", 2, 0, "runnable")
