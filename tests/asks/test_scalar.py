@@ -259,7 +259,7 @@ async def test_nobody_sees_a_question_before_its_instance_is_parked(h: Harness) 
 
 
 async def test_handle_may_ask(make_harness: MakeHarness) -> None:
-    """An error may end in a question: what becomes of it is decided by whoever answers."""
+    """Scenario 27: an ask is an outcome, not an error that could be lost in another: also after one it is a park."""
     h = await make_harness([Rescued])
     rescued, question = await asked(h, Rescued)
 

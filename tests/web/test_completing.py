@@ -93,7 +93,7 @@ async def test_of_two_answers_at_once_one_is_admitted(door: Door) -> None:
 
 
 async def test_nobody_and_another_tenants_question_are_the_same_to_a_caller(door: Door) -> None:
-    """59."""
+    """Scenarios 59, 68: a caller has one tenant, and is denied all others as if they were not there."""
     ours, acmes = await door.ask(), await door.ask(tenant="acme")
     unknown = "7d0f0b1e-6f0c-4c39-9d4b-0d3a4a5f1c11"
 

@@ -1,0 +1,279 @@
+"""Questions of each shape in a pipeline, in a row, at its end, about nothing, about too much, and answered early.
+
+Numbers are those of the scenarios in the digest of the pipeline framework's await units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from stepwell import CompletionRefused, Handle
+from stepwell.pipelines import Pipeline, await_, many_to_many, many_to_one, one_to_one
+from stepwell.testing import Harness, armed
+from tests.asks.conftest import LookingHarness
+from tests.pipelines.examples import Item, Numbers, cheaper
+from tests.pipelines.examples import Priced as Price
+from tests.pipelines.streams import (
+    BROKEN,
+    Score,
+    answer,
+    answer_all,
+    begun,
+    count,
+    items,
+    judge,
+    open_items,
+    questions,
+    rank,
+    scores,
+    seen,
+    unit,
+)
+from tests.support.waiting import eventually
+
+told: list[Any] = []  # what steps behind a question were given, in their order
+
+
+@one_to_one(retries=0)
+async def tell(price: Price) -> Price:
+    told.append(price.price)
+    if price.price == 13 and told.count(13) == 1:
+        raise ValueError("half way")
+    return price
+
+
+@many_to_one
+async def add(prices: AsyncIterator[Price]) -> Item:
+    return Item(sum([price.price async for price in prices]))
+
+
+@many_to_many
+async def counted(all_: AsyncIterator[Item]) -> AsyncIterator[Item]:
+    async for item in all_:
+        yield item
+
+
+def asks(name: str, cardinality: str = "ONE_TO_ONE", **options: Any) -> Any:
+    return await_(name, over="inbox", input=Item, output=Price, cardinality=cardinality, **options)
+
+
+single = Pipeline("single", [asks("Ask one"), tell])
+last = Pipeline("last", [asks("Ask one")])
+last_each = Pipeline("last_each", [count, asks("Ask each")])
+unfold = Pipeline("unfold", [asks("Ask for many", "ONE_TO_MANY"), tell])
+fold = Pipeline("fold", [count, asks("Ask about all", "MANY_TO_ONE", max_items=5), tell])
+every = Pipeline("every", [count, asks("Ask about every", "MANY_TO_MANY", max_items=5), tell])
+twice = Pipeline("twice", [count, asks("Ask first"), cheaper, add, asks("Ask second"), tell])
+rounds = Pipeline(
+    "rounds",
+    [count, await_("First", over="inbox", input=Item, output=Item), counted,
+     await_("Second", over="inbox", input=Item, output=Score), judge, rank],
+)  # fmt: skip
+SHAPES = [single, last, last_each, unfold, fold, every, twice, rounds, scores]
+
+
+@pytest.fixture
+async def h(streams_url: str) -> AsyncIterator[Harness]:
+    seen.forget()
+    told.clear()
+    async with LookingHarness(streams_url, SHAPES) as harness:
+        yield harness
+        assert await harness.sql(BROKEN) == []
+
+
+async def started(h: Harness, pipeline: Pipeline, given: Any) -> Handle[Any]:
+    handle: Handle[Any] = await h.engine.start(pipeline, given)
+    await h.drain()
+    return handle
+
+
+async def only_question(h: Harness) -> Any:
+    """The one that is open, whole."""
+    [question] = (await h.engine.interactions.pending()).items
+    return question
+
+
+async def reply(h: Harness, value: Any) -> None:
+    await h.engine.complete(interaction=(await only_question(h)).id, reply=value)
+    await h.drain()
+
+
+def price(number: int) -> dict[str, int]:
+    return {"number": number, "price": 10 + number}
+
+
+async def test_a_step_that_fails_behind_a_question_is_tried_again_with_the_same_answer(h: Harness) -> None:
+    """Scenario 24: the provider is not asked again."""
+    run = await started(h, single, Item(3))
+
+    await reply(h, price(3))
+    await h.drain(with_scheduled=True)
+
+    assert ((await run.get()).result, told) == (price(3), [13, 13])
+    assert await questions(h, run) == ["completed"]
+
+
+async def test_a_question_at_the_end_gives_its_answer_as_the_result(h: Harness) -> None:
+    """Scenario 25, of one value and of a stream."""
+    one, each = await started(h, last, Item(1)), await started(h, last_each, Numbers(2))
+    for question in reversed((await h.engine.interactions.pending()).items):
+        await h.engine.complete(interaction=question.id, reply=price(question.request["number"]))
+    await h.drain()
+
+    assert (await one.get()).result == price(1)
+    assert (await each.get()).result == [price(0), price(1)]
+
+
+async def test_two_questions_in_a_row_park_and_go_on_in_order(h: Harness) -> None:
+    """Scenario 26, with another worker in each part: items, then one value."""
+    run = await started(h, twice, Numbers(2))
+    for item, id_ in (await open_items(h, run)).items():
+        await h.engine.complete(interaction=id_, reply=price(item))
+    await h.drain()
+    question = await only_question(h)
+    assert (question.step, question.request) == ("segment_1", {"number": 19})
+
+    await reply(h, price(9))
+
+    assert (await run.get()).result == price(9)
+    [row] = await h.sql("select visit from stepwell.instances where id = $1", run.id)
+    assert row["visit"] == 2
+
+
+async def test_items_of_two_questions_of_one_pipeline_are_kept_apart(h: Harness) -> None:
+    """Scenarios 26, 31: the same numbers, at two units; each step over all gets its own."""
+    run = await started(h, rounds, Numbers(3))
+    for item, id_ in reversed((await open_items(h, run)).items()):
+        await h.engine.complete(interaction=id_, reply={"number": 10 * item})
+    await h.drain()
+    again = (await h.engine.interactions.pending()).items
+    assert sorted((q.index, q.request["number"]) for q in again) == [(0, 0), (1, 10), (2, 20)]
+
+    await answer_all(h, run)
+
+    assert (seen.ends, await items(h, run)) == ([[0, 1, 2]], dict.fromkeys(range(3), "done"))
+
+
+async def test_an_answer_that_comes_before_the_source_has_ended_goes_on_at_once_and_the_rest_is_asked(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenarios 21, 33: before the park; it is through before its parent has asked about all."""
+    monkeypatch.setattr("stepwell._runtime.filler.CHUNK", 2)
+    run = await h.engine.start(scores, Numbers(5))
+    with armed("filler.appended", hold=True) as point:
+        async with h.engine.worker():
+            await point.reached()
+            await answer(h, run, 0, 1)
+            await eventually(lambda: len(seen.items) == 2)
+            await eventually(lambda: h.sql("select from stepwell.await_units where continuing = 0 and resolved = 2"))
+            assert ((await run.get()).status, (await unit(h, run))[0]) == ("executing", "waiting")
+            point.release()
+            await run.wait(until="settled", timeout=30)
+
+    await answer_all(h, run)
+    assert seen.ends == [[0, 1, 2, 3, 4]]
+
+
+async def test_when_all_have_come_through_before_the_park_the_pipeline_goes_on_at_once(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 34."""
+    monkeypatch.setattr("stepwell._runtime.filler.CHUNK", 3)
+    run = await h.engine.start(scores, Numbers(2))
+    with armed("filler.appended", hold=True) as point:
+        async with h.engine.worker():
+            await point.reached()
+            await answer(h, run, 1, 0)
+            await eventually(lambda: h.sql("select from stepwell.await_units where continuing = 0 and resolved = 2"))
+            point.release()
+            ended = await run.wait(timeout=30)
+
+    assert (ended.result, seen.ends) == ([[0], [1]], [[0, 1]])
+
+
+async def test_many_to_many_is_one_question_about_the_list_and_its_answer_a_stream(h: Harness) -> None:
+    """Scenario 50."""
+    run = await started(h, every, Numbers(3))
+    assert (await only_question(h)).request == [{"number": n} for n in range(3)]
+
+    await reply(h, [price(7), price(1)])
+
+    assert ((await run.get()).result, told) == ([price(7), price(1)], [17, 11])
+
+
+async def test_many_to_one_is_one_question_after_the_last_item_and_one_value_goes_on(h: Harness) -> None:
+    """Scenario 51."""
+    run = await started(h, fold, Numbers(2))
+    assert (await only_question(h)).request == [{"number": 0}, {"number": 1}]
+
+    await reply(h, price(5))
+
+    assert ((await run.get()).result, told) == (price(5), [15])
+
+
+async def test_one_to_many_is_answered_with_a_list_that_streams_in_its_order(h: Harness) -> None:
+    """Scenarios 52, 55, 56: a step fails half way through it, and the whole list comes again; nobody is asked."""
+    run = await started(h, unfold, Item(1))
+
+    await reply(h, [price(2), price(3), price(1)])
+    await h.drain(with_scheduled=True)
+
+    assert (await run.get()).result == [price(2), price(3), price(1)]
+    assert told == [12, 13, 12, 13, 11]
+    assert await questions(h, run) == ["completed"]
+
+
+@pytest.mark.parametrize("pipeline", [fold, every], ids=["many to one", "many to many"])
+async def test_a_list_above_the_limit_is_not_asked_about_and_the_limit_is_named(h: Harness, pipeline: Pipeline) -> None:
+    """Scenario 53; at the limit it is asked about."""
+    over, at = await started(h, pipeline, Numbers(6)), await started(h, pipeline, Numbers(5))
+
+    failed = await over.get()
+    assert (failed.status, "more than 5 items" in str(failed.error), "max_items" in str(failed.error)) == (
+        "failed", True, True,
+    )  # fmt: skip
+    assert (await questions(h, over), await questions(h, at)) == ([], ["dispatched"])
+
+
+async def test_an_answer_with_too_many_is_refused_and_the_question_stays_open(h: Harness) -> None:
+    """Scenario 54."""
+    run = await started(h, every, Numbers(1))
+
+    with pytest.raises(CompletionRefused, match="10001 items"):
+        await reply(h, [price(0)] * 10_001)
+
+    assert await questions(h, run) == ["dispatched"]
+
+
+async def test_no_items_ask_nothing_but_many_to_one_asks_about_an_empty_list(h: Harness) -> None:
+    """Scenario 57; Scenario 44 is in test_items."""
+    nothing, empty = await started(h, every, Numbers(0)), await started(h, fold, Numbers(0))
+
+    assert ((await nothing.get()).result, await questions(h, nothing)) == ([], [])
+    assert (await only_question(h)).request == []
+    await reply(h, price(1))
+    assert (await empty.get()).result == price(1)
+
+
+@pytest.mark.parametrize("pipeline", [unfold, every], ids=["one to many", "many to many"])
+async def test_each_element_of_an_answer_is_checked(h: Harness, pipeline: Pipeline) -> None:
+    """Scenario 58: the element is named, nothing is taken."""
+    run = await started(h, pipeline, Item(1) if pipeline is unfold else Numbers(1))
+
+    with pytest.raises(CompletionRefused, match=r"\[1\]\.price"):
+        await reply(h, [price(1), {"number": 1, "price": "much"}])
+
+    assert await questions(h, run) == ["dispatched"]
+
+
+async def test_a_wrong_answer_to_an_item_starts_nothing(h: Harness) -> None:
+    """Scenario 65."""
+    run = await begun(h, scores, 1)
+
+    with pytest.raises(CompletionRefused):
+        await h.engine.complete(interaction=(await open_items(h, run))[0], reply={"number": "x", "points": 1})
+
+    assert (await items(h, run), await unit(h, run)) == ({}, ("waiting", 1, 0, 0))
