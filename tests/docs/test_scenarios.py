@@ -1,4 +1,4 @@
-"""Every scenario of the digest of the pipeline framework's await units, 1 to 83, is told by some test, by its number."""
+"""Every scenario of the digest of the pipeline framework's await units, 1 to 83, is named by some test."""
 
 from __future__ import annotations
 
