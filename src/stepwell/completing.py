@@ -69,7 +69,7 @@ class Completing:
         self._notifier = notifier
         self._settings = settings
         self._keys = keys
-        self._group = Gatherer(self._complete, lambda call: len(call.text or ""))
+        self._group = Gatherer(self._complete, lambda call: len(call.text or ""), waits_a_turn=True)
 
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
