@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo csv-payments test depth soak limits soak-steps bench bench-peers growth slots django6 check schema clean
+.PHONY: help venv demo csv-payments test depth soak limits soak-steps bench bench-memory bench-peers growth slots django6 check schema clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ limits: $(STAMP) ## Let 8 workers, killed again and again, pass 20,000 instances
 
 bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
 	.venv/bin/python -m benchmarks.run $(ARGS)
+
+bench-memory: $(STAMP) ## Ask about 1 million rows of a file, and look at the worker's memory and pace; takes a quarter of an hour
+	.venv/bin/python -m benchmarks.run million --plain $(ARGS)
 
 bench-peers: $(STAMP) ## Measure beside others, installed from PyPI; ARGS="dbos absurd" to choose, --quick, --try
 	.venv/bin/python -m benchmarks.peers $(ARGS)
