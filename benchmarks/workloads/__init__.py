@@ -16,7 +16,6 @@ from benchmarks.workloads import (
     signal_many,
     start,
     start_many,
-    streams,
     ten_steps,
     three_steps,
     timer,
@@ -27,8 +26,6 @@ ALL: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, asks,
-        webhooks, csv_payments, answer_latency, timer, idle, memory, streams,
+        webhooks, csv_payments, answer_latency, timer, idle, memory,
     )
 }  # fmt: skip
-KNOWN: dict[str, Workload] = ALL | {streams.MILLION.name: streams.MILLION}
-"""With those that take long, and run only where they are named."""

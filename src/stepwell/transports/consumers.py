@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from stepwell.transports.base import Admit
+from stepwell.transports.offsets import Offsets
 from stepwell.transports.producers import Producing
 from stepwell.transports.settling import Patience, Refusal, pause_after, put_aside, settle
 
@@ -19,16 +20,17 @@ log = logging.getLogger("stepwell")
 T = TypeVar("T")
 
 LOOK: Final = 0.2  # seconds: how long the thread waits for a record, and so how long leaving takes at most
-SLOW: Final = 1.0  # seconds after which a batch is slow: Kafka has to hear from us while it lasts
+SLOW: Final = 0.5  # seconds after which others no longer wait for an answer
 COMMIT_EVERY: Final = 1_000  # milliseconds
 OWN: Final = ("stepwell-reason", "stepwell-origin", "stepwell-truncated")
+ALL: Final = None  # partitions
 
 
 class Consuming:
     """One member of a group. Records with the same key are settled one after the other, others at the same time.
 
-    An offset is stored when all before it are settled; stored offsets are committed every second, when partitions go
-    to others, and at the end.
+    An offset is stored when all before it in its partition are settled; stored offsets are committed every second, when
+    partitions go to others, and at the end. A partition with an answer that takes long is paused; others go on.
     """
 
     def __init__(
@@ -47,22 +49,28 @@ class Consuming:
         }  # fmt: skip
         self._thread = ThreadPoolExecutor(1, f"stepwell consumer of {producing.name}")
         self._consumer: Consumer
+        self._offsets = Offsets()
+        self._settling: dict[asyncio.Task[None], int] = {}  # with their partition
+        self._paused: frozenset[int] | None = frozenset()
+        self._has_moved = False  # partitions have come or gone
+        self._gone: set[int] = set()
 
     async def run(self, batch: int) -> None:
         """Bring answers in until cancelled."""
         self._consumer = Consumer(self._config)
         try:
-            await self._call(lambda: self._consumer.subscribe([self._responses]))
-            while True:
-                records = await self._call(lambda: self._take(batch))
-                while records:
-                    records = await self._settle(records)
+            await self._call(self._subscribe)
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._take_some(group, batch)
         finally:
             await asyncio.shield(self._leave())
 
     async def _leave(self) -> None:
-        """Commit what is stored, and let others have the partitions."""
+        """Commit what is settled, and let others have the partitions."""
+        settled = self._offsets.advance()
         try:
+            await self._call(lambda: self._store(settled))
             await self._call(self._consumer.close)
         finally:
             self._thread.shutdown(wait=False)
@@ -71,13 +79,69 @@ class Consuming:
         """Ask the consumer, in its thread: it may block."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
 
-    def _take(self, most: int) -> list[Message]:
-        """The next records: wait for one, and take along what is there. Called in the thread."""
+    async def _take_some(self, group: asyncio.TaskGroup, batch: int) -> None:
+        """Take what comes, and wait for it to be settled, but not for long; Kafka hears from us all the while."""
+        room = batch - len(self._offsets)
+        settled, waiting = self._offsets.advance(), self._offsets.waiting if room > 0 else ALL
+        records = await self._call(lambda: self._go_on(settled, waiting, max(room, 1)))
+        self._let_go()
+        begun = [self._begin(group, queue) for queue in _by_key(records)]
+        if begun:
+            await asyncio.wait(begun, timeout=SLOW)
+
+    def _let_go(self) -> None:
+        """What is in hand of partitions that others have by now is theirs: they settle it once more."""
+        gone, self._gone = self._gone, set()
+        self._offsets.forget(gone)
+        for task, partition in self._settling.items():
+            if partition in gone:
+                task.cancel()
+
+    def _begin(self, group: asyncio.TaskGroup, records: list[Message]) -> asyncio.Task[None]:
+        for record in records:
+            self._offsets.take(*_place(record))
+        task = group.create_task(self._settle_each(records))
+        self._settling[task] = _place(records[0])[0]
+        task.add_done_callback(self._settling.pop)
+        return task
+
+    # The following are called in the thread.
+
+    def _subscribe(self) -> None:
+        self._consumer.subscribe(
+            [self._responses], on_assign=self._gain, on_revoke=self._lose, on_lost=self._lose
+        )  # fmt: skip
+
+    def _gain(self, _: Consumer, __: list[TopicPartition]) -> None:
+        self._has_moved = True
+
+    def _lose(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._has_moved = True
+        self._gone.update(place.partition for place in partitions)
+
+    def _go_on(self, settled: dict[int, int], waiting: frozenset[int] | None, most: int) -> list[Message]:
+        """Store how far it is settled, take nothing more from where something waits, and take the next records."""
+        self._store(settled)
+        if waiting != self._paused or self._has_moved:
+            self._pause(waiting)
         first = self._consumer.poll(LOOK)
         if first is None:
             return []
         taken = [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
         return [record for record in taken if self._is_answer(record)]
+
+    def _store(self, settled: dict[int, int]) -> None:
+        for partition, end in settled.items():
+            try:
+                self._consumer.store_offsets(offsets=[TopicPartition(self._responses, partition, end)])
+            except KafkaException as error:
+                log.info("transport %s: partition %s went to others: %s", self._producing.name, partition, error)
+
+    def _pause(self, waiting: frozenset[int] | None) -> None:
+        self._has_moved, self._paused = False, waiting
+        places = self._consumer.assignment()
+        self._consumer.pause([place for place in places if waiting is ALL or place.partition in waiting])
+        self._consumer.resume([place for place in places if waiting is not ALL and place.partition not in waiting])
 
     def _is_answer(self, record: Message) -> bool:
         error = record.error()
@@ -88,58 +152,12 @@ class Consuming:
         log.warning("transport %s: %s", self._producing.name, error.str())
         return False
 
-    async def _settle(self, records: list[Message]) -> list[Message]:
-        """Settle a batch and store how far it goes; returns what came meanwhile."""
-        settling = asyncio.create_task(self._settle_all(records))
-        try:
-            await asyncio.wait([settling], timeout=SLOW)
-            meanwhile = [] if settling.done() else await self._stay(settling)
-            await settling
-        finally:
-            settling.cancel()
-        await self._call(lambda: self._store(records))
-        return meanwhile
-
-    async def _stay(self, settling: asyncio.Task[None]) -> list[Message]:
-        """Show Kafka that we live while a batch takes long, and take no more; what comes all the same is kept."""
-        kept: list[Message] = []
-        while not settling.done():
-            await self._call(self._pause)
-            kept += await self._call(lambda: self._take(1))
-        await self._call(self._resume)
-        return kept
-
-    def _pause(self) -> None:
-        self._consumer.pause(self._consumer.assignment())
-
-    def _resume(self) -> None:
-        self._consumer.resume(self._consumer.assignment())
-
-    def _store(self, records: list[Message]) -> None:
-        """Called in the thread. Partitions that others have by now are theirs: they settle it once more."""
-        ends: dict[int, int] = {}
-        for record in records:
-            partition, offset = record.partition(), record.offset()
-            assert partition is not None and offset is not None  # noqa: S101, PT018 - a record that came has both
-            ends[partition] = max(offset + 1, ends.get(partition, 0))
-        for partition, end in ends.items():
-            try:
-                self._consumer.store_offsets(offsets=[TopicPartition(self._responses, partition, end)])
-            except KafkaException as error:
-                log.info("transport %s: partition %s went to others: %s", self._producing.name, partition, error)
-
-    async def _settle_all(self, records: list[Message]) -> None:
-        queues: dict[object, list[Message]] = {}
-        for record in records:
-            key = record.key() or record.offset()  # without a key nothing says that two belong together
-            queues.setdefault((record.partition(), key), []).append(record)
-        async with asyncio.TaskGroup() as group:
-            for queue in queues.values():
-                group.create_task(self._settle_each(queue))
+    # And these in the event loop again.
 
     async def _settle_each(self, records: list[Message]) -> None:
         for record in records:
             await self._bring(record)
+            self._offsets.settle(*_place(record))
 
     async def _bring(self, record: Message) -> None:
         """Bring one in, or put it aside. While nobody can judge it, try again: those behind it wait."""
@@ -162,10 +180,24 @@ class Consuming:
         came: Any = record.headers() or ()  # pairs, although the type allows for a dict
         theirs = [(name, value) for name, value in came if not name.startswith(OWN)]
 
-        async def publish(body: bytes, ours: dict[str, str]) -> None:
-            headers = [*theirs, *ours.items()]
+        async def publish(body: bytes, ours: dict[str, str], keeps_theirs: bool) -> None:
+            headers = [*(theirs if keeps_theirs else ()), *ours.items()]
             await self._producing.publish(self._dead_letters, body or None, record.key(), headers)
 
         where = {"topic": self._responses, "partition": str(record.partition()), "offset": str(record.offset())}
         await put_aside(publish, record.value() or b"", refusal, **where)
         log.warning("transport %s: an answer went to %s: %s", self._producing.name, self._dead_letters, refusal.reason)
+
+
+def _place(record: Message) -> tuple[int, int]:
+    partition, offset = record.partition(), record.offset()
+    assert partition is not None and offset is not None  # noqa: S101, PT018 - a record that came has both
+    return partition, offset
+
+
+def _by_key(records: list[Message]) -> list[list[Message]]:
+    """Records with the same key, in their order; without a key nothing says that two belong together."""
+    queues: dict[object, list[Message]] = {}
+    for record in records:
+        queues.setdefault((record.partition(), record.key() or record.offset()), []).append(record)
+    return list(queues.values())

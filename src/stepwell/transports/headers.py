@@ -22,13 +22,18 @@ def read_headers(
 ) -> dict[str, str]:
     """Check an author's headers; ValueError names the one that can not be sent."""
     for name, value in headers.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not is_header(name):
             raise ValueError(f"{name!r} is no name of a header")
         if name.lower() in reserved or name.lower().startswith(prefixes):
             raise ValueError(f"{name} is set by the transport itself")
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
             raise ValueError(f"the value of {name} can not be sent: expected printable ASCII")  # it may be a secret
     return dict(headers)
+
+
+def is_header(name: str) -> bool:
+    """Whether a name may be sent as that of a header."""
+    return _NAME.fullmatch(name) is not None
 
 
 def read_retry_after(text: str | None, now: datetime | None = None) -> timedelta | None:

@@ -49,6 +49,7 @@ class Nats(Transport):
         self.name = name
         options = Options("Nats", name)
         self._client = import_client("stepwell.transports.jetstream", "nats", "Nats")
+        self._pulling = import_client("stepwell.transports.pulling", "nats", "Nats")
         self._servers = options.read("servers", _read_servers, servers)
         self._requests = options.read("requests", _read_subject, requests)
         self._responses = options.read("responses", _read_subject, responses)
@@ -71,7 +72,7 @@ class Nats(Transport):
     async def open(self) -> None:
         if self._stream is None:
             stream = self._client.JetStream(self.name, self._servers, self._timeout.total_seconds(), self._connect)
-            await stream.open(self._requests, self._responses, self._dead_letters)
+            await stream.open(self._requests, self._responses, self._dead_letters, self._durable)
             self._stream = stream
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class Nats(Transport):
         return {"subject": self._requests, "responseSubject": self._responses, **stored}
 
     async def receive(self, admit: Admit, /) -> None:
-        receiver = self._client.Receiver(
+        receiver = self._pulling.Receiver(
             self._opened(), admit, self._patience, responses=self._responses, durable=self._durable,
             dead_letters=self._dead_letters, ack_wait=self._ack_wait.total_seconds(),
             wait=self._wait.total_seconds(),

@@ -198,8 +198,8 @@ class Poller:
             if "StringValue" in attribute
         }  # fmt: skip
 
-        async def publish(body: bytes, ours: dict[str, str]) -> None:
-            others = [(name, value) for name, value in theirs.items() if name not in ours]
+        async def publish(body: bytes, ours: dict[str, str], keeps_theirs: bool) -> None:
+            others = [(name, value) for name, value in theirs.items() if keeps_theirs and name not in ours]
             headers = {**dict(others[: MOST_ATTRIBUTES - len(ours)]), **ours}
             await self._queues.send(self._dead_letters, body.decode("utf-8", "ignore"), headers)
 

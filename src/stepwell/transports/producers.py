@@ -19,6 +19,7 @@ log = logging.getLogger("stepwell")
 Headers: TypeAlias = Sequence[tuple[str, str | bytes | None]]
 
 SERVED_EVERY: Final = 0.2  # seconds, if nothing happens; what does wakes the thread at once
+LATE: Final = 1.0  # seconds after its time that librdkafka, which looks every second, has to give a record up
 LONGEST_LOOK: Final = 10.0  # seconds, for the list of topics
 
 
@@ -79,7 +80,12 @@ class Producing:
             raise self._failure(topic, error.args[0], len(body or b"")) from error
         self._waiting.add(delivered)
         delivered.add_done_callback(self._waiting.discard)
-        return await delivered
+        try:
+            async with asyncio.timeout(self._timeout + LATE):
+                return await delivered
+        except TimeoutError:
+            self._is_broken = True  # what it holds would go out at any time
+            raise SendFailed(f"{topic}: Kafka has not said within {self._timeout:g} s that it has it") from None
 
     async def _replace(self) -> None:
         async with self._replacing:
@@ -94,9 +100,16 @@ class Producing:
             raise SendFailed(f"{self.name}: {_said(error)}") from error
 
     def _list_topics(self) -> set[str]:
-        """All of them: to ask for one by name would make it, on many clusters."""
+        """All of them: to ask for one by name would make it, on many clusters.
+
+        Then one that is there: the second answer comes over the connection that stays, and lets librdkafka ask for
+        the producer's id at once. Else it looks every half second.
+        """
         found = self._producer.list_topics(timeout=min(self._timeout, LONGEST_LOOK))
-        return {name for name, topic in found.topics.items() if topic.error is None}
+        known = {name for name, topic in found.topics.items() if topic.error is None}
+        if known:
+            self._producer.list_topics(min(known), timeout=min(self._timeout, LONGEST_LOOK))
+        return known
 
     def _serve(self) -> None:
         while not self._stopping.is_set():

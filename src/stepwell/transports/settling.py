@@ -17,6 +17,7 @@ FIRST_PAUSE: Final = 0.1  # seconds, after the first time that nobody could judg
 LONGEST_PAUSE: Final = 30.0
 LONGEST_CONCLUSION: Final = 5.0  # seconds
 MOST_KEPT: Final = 64 * 1024  # bytes of a dead letter that is too large as a whole
+LEAST_KEPT: Final = 256  # bytes of one whose own headers are too large, or whose dead letters must be small
 MOST_SAID: Final = 500  # characters of a reason: it goes into a header
 
 
@@ -81,14 +82,21 @@ async def settle(body: bytes | None, admit: Admit, patience: Patience) -> Refusa
 
 
 async def put_aside(
-    publish: Callable[[bytes, dict[str, str]], Awaitable[Any]], body: bytes, refusal: Refusal, **origin: str
+    publish: Callable[[bytes, dict[str, str], bool], Awaitable[Any]], body: bytes, refusal: Refusal, **origin: str
 ) -> None:
-    """Publish a dead letter. With the reason it may be larger than the broker takes: then its beginning must do."""
+    """Publish a dead letter, with its own headers too if the last argument of `publish` says so.
+
+    With the reason it may be larger than the broker takes: then its beginning must do, or little more than the reason.
+    """
     headers = refusal.headers(**origin)
+    cut = {**headers, "stepwell-truncated": str(len(body))}
     try:
-        await publish(body, headers)
+        await publish(body, headers, True)
     except Undeliverable:
-        await publish(body[:MOST_KEPT], {**headers, "stepwell-truncated": str(len(body))})
+        try:
+            await publish(body[:MOST_KEPT], cut, True)
+        except Undeliverable:
+            await publish(body[:LEAST_KEPT], cut, False)
 
 
 async def see_through(work: Coroutine[Any, Any, None]) -> None:

@@ -65,9 +65,10 @@ class Cluster:
     def start(self) -> None:
         self._library.rd_kafka_mock_broker_set_up(self._cluster, BROKER)
 
-    def refuse_next_record(self, error: int) -> None:
-        """Let the next record be refused with an error of Kafka."""
-        self._library.rd_kafka_mock_push_request_errors_array(self._cluster, PRODUCE, 1, (ctypes.c_int * 1)(error))
+    def refuse_next_records(self, *errors: int) -> None:
+        """Let the next records be refused with these errors of Kafka, one by one."""
+        array = (ctypes.c_int * len(errors))(*errors)
+        self._library.rd_kafka_mock_push_request_errors_array(self._cluster, PRODUCE, len(errors), array)
 
     def close(self) -> None:
         self._library.rd_kafka_destroy(self._client)

@@ -64,7 +64,8 @@ class NatsSide(BrokerSide):
 
     async def __aenter__(self) -> Self:
         await self._connect()
-        await self._context.add_stream(name=self.name, subjects=[f"{self.name}.>"])
+        await self.context.add_stream(name=self.name, subjects=[f"{self.name}.ask", f"{self.name}.say"])
+        await self.take_dead_letters()
         return self
 
     async def __aexit__(
@@ -74,7 +75,7 @@ class NatsSide(BrokerSide):
 
     async def _connect(self) -> None:
         self._connection = await nats.connect(self.server.url, allow_reconnect=False)
-        self._context: JetStreamContext = self._connection.jetstream()
+        self.context: JetStreamContext = self._connection.jetstream()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -93,8 +94,14 @@ class NatsSide(BrokerSide):
     async def dead_letters(self, number: int) -> Sequence[Letter]:
         return await self._read(f"{self.name}.say.dead", number)
 
-    async def put(self, body: bytes) -> None:
-        await self._context.publish(f"{self.name}.say", body)
+    async def put(self, body: bytes, **headers: str) -> None:
+        await self.context.publish(f"{self.name}.say", body, headers=headers or None)
+
+    async def refuse_dead_letters(self) -> None:
+        await self.context.delete_stream(f"{self.name}-dead")
+
+    async def take_dead_letters(self) -> None:
+        await self.context.add_stream(name=f"{self.name}-dead", subjects=[f"{self.name}.say.dead"])
 
     async def fail(self) -> None:
         self.server.kill()
@@ -106,7 +113,7 @@ class NatsSide(BrokerSide):
 
     async def _read(self, subject: str, number: int) -> Sequence[Letter]:
         found: list[Letter] = []
-        reading = await self._context.subscribe(subject, ordered_consumer=True)
+        reading = await self.context.subscribe(subject, ordered_consumer=True)
         while len(found) < number:
             message = await asyncio.wait_for(reading.next_msg(timeout=30), 30)
             found.append(Letter(message.data, message.headers or {}))

@@ -11,15 +11,14 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
 
-import jsonschema
 import msgspec
 import pytest
 
-from stepwell import Engine, UnknownDestination
+from stepwell import CompletionConflict, Engine, UnknownDestination
 from stepwell.testing import Harness, armed
 from stepwell.testing.admissions import Admissions
 from stepwell.transports import Answer, SendFailed, Transport, Undeliverable
-from stepwell.transports.envelopes import QUESTION, load_schema, write_question
+from stepwell.transports.envelopes import write_question
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 from tests.support.processes import ROOT
@@ -45,7 +44,10 @@ class BrokerPromises:
     async def test_a_question_goes_out_and_its_answer_comes_back(
         self, side: BrokerSide, make_harness: MakeHarness
     ) -> None:
-        """Scenarios 77 and 78: envelope and headers are those of the contract, ours before an author's."""
+        """Scenario 77, over each broker: envelope and headers are those of the contract, ours before an author's.
+
+        Whatever a side reads and answers, here and below, is held to the schemas.
+        """
         transport = side.make_transport(headers={"x-team": "shop"})
         h = await make_harness([Expense], transports=[transport])
         async with h.engine.worker():
@@ -55,7 +57,6 @@ class BrokerPromises:
             await side.reply(question, YES)
             result = await expense.result(timeout=30)
 
-        jsonschema.validate(question, load_schema(QUESTION))
         assert question["requestPayload"] == {"amount": 12}
         assert {name: value for name, value in letter.headers.items() if not name.startswith("Nats-")} == {
             "x-team": "shop",
@@ -88,7 +89,10 @@ class BrokerPromises:
     async def test_what_is_no_answer_and_what_is_refused_goes_to_the_dead_letters_with_the_reason(
         self, side: BrokerSide, make_harness: MakeHarness
     ) -> None:
-        """None of it stops the stream, and a wrong answer leaves its question open."""
+        """Scenarios 78 and 79: none of it stops the stream, and a wrong answer leaves its question open.
+
+        So does one for another tenant; one whose question is not known is tried as often as declared before.
+        """
         h = await make_harness([Expense], transports=[side.make_transport(tries=2)], tenant="acme")
         async with h.engine.worker():
             expense = await h.engine.start(Expense, {"transport": "broker"})
@@ -141,16 +145,20 @@ class BrokerPromises:
         assert result == [[n, "completed", n] for n in range(ITEMS)]
         assert await side.dead_letters(0) == []
 
-    async def test_a_worker_killed_between_admission_and_acknowledgement_admits_once(
+    async def test_workers_killed_before_and_after_admission_lose_nothing_and_admit_once(
         self, side: BrokerSide, make_harness: MakeHarness
     ) -> None:
+        """Scenarios 78 and 79: one dies with the answer in hand, one between admission and acknowledgement."""
         h = await make_harness([Expense], transports=[side.make_transport()])
-        async with killed_worker(h, side, "settling.admitted") as process:
+        async with killed_worker(h, side, "completing.found") as process:
             expense = await h.engine.start(Expense, {"transport": "broker"})
             [question] = await side.received(1)
             await side.reply(question, YES)
             assert await process.wait() == -signal.SIGKILL
+        assert (await h.engine.interactions.get(question["interactionId"])).status.is_open
 
+        async with killed_worker(h, side, "settling.admitted") as process:
+            assert await process.wait() == -signal.SIGKILL
         admitted = await h.engine.interactions.get(question["interactionId"])
         with armed("settling.admitted") as again:
             async with h.engine.worker():
@@ -181,6 +189,21 @@ class BrokerPromises:
             with pytest.raises(Undeliverable, match="bytes"):
                 await transport.send(make_dispatch(request="x" * 2_000_000))
             await transport.send(make_dispatch())
+
+    async def test_a_dead_letter_that_can_not_be_written_is_not_lost_and_stops_nobody(self, side: BrokerSide) -> None:
+        admissions = Admissions({"int-1": CompletionConflict("int-1")})
+        for interaction in ("int-1", "int-2"):
+            await side.answer(Answer(reply=1, interaction=interaction, tenant="acme"))
+        async with opened_one(side) as transport:
+            await side.refuse_dead_letters()
+            async with admissions.received_by(transport):
+                await admissions.admitted_all("int-2")
+                await admissions.tried_some(3)  # int-1 once more
+                await side.take_dead_letters()
+                [dead] = await side.dead_letters(1)
+
+        assert dead.document["interactionId"] == "int-1"
+        assert dead.headers["stepwell-reason-code"] == "CompletionConflict"
 
     async def test_an_answer_too_large_to_be_put_aside_whole_is_put_aside_in_part(self, side: BrokerSide) -> None:
         """With the reason beside it, it is larger than what the broker takes: that stops nobody either."""

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+from jsonschema import Draft202012Validator
 
 from stepwell.testing import AnsweringSide
 from stepwell.transports import Answer
+from stepwell.transports.envelopes import ANSWER, QUESTION, load_schema
+
+VALIDATORS = {name: Draft202012Validator(load_schema(name)) for name in (QUESTION, ANSWER)}
 
 
 class Letter(NamedTuple):
@@ -51,12 +55,22 @@ class BrokerSide(AnsweringSide):
     async def put(self, body: bytes) -> None:
         """Write something where answers are expected."""
 
+    @abstractmethod
+    async def refuse_dead_letters(self) -> None:
+        """From now on let nobody write one, at least twice."""
+
+    async def take_dead_letters(self) -> None:
+        """Let them be written again."""
+
     def carries(self, body: bytes) -> bool:
         """Whether a message may look like that at all."""
         return True
 
     async def received(self, number: int) -> Sequence[Mapping[str, Any]]:
-        return [letter.document for letter in await self.letters(number)]
+        questions = [letter.document for letter in await self.letters(number)]
+        for question in questions:
+            VALIDATORS[QUESTION].validate(question)
+        return questions
 
     async def answer(self, answer: Answer, /) -> None:
         await self.put(envelope(answer))
@@ -66,7 +80,9 @@ class BrokerSide(AnsweringSide):
 
     async def reply(self, question: Mapping[str, Any], reply: Any, **changes: Any) -> None:
         """Answer as most will: the question comes back, with the reply."""
-        await self.put(msgspec.json.encode({**question, "responsePayload": reply, "actor": "provider", **changes}))
+        document = {**question, "responsePayload": reply, "actor": "provider", **changes}
+        VALIDATORS[ANSWER].validate(document)
+        await self.put(msgspec.json.encode(document))
 
 
 def envelope(answer: Answer) -> bytes:

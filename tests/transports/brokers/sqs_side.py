@@ -69,7 +69,7 @@ class SqsSide(BrokerSide):
     def options(self) -> dict[str, Any]:
         return {
             "requests": self.url("ask"), "responses": self.url("say"), "region": REGION, "endpoint": self.server.url,
-            "client": CREDENTIALS, "every": 0.005, "visibility": 2.0, "wait": 1.0, "timeout": 2.0, "concurrency": 2,
+            "client": CREDENTIALS, "every": 0.005, "visibility": 1.0, "wait": 1.0, "timeout": 2.0, "concurrency": 2,
             "max_in_flight": 20,
         }  # fmt: skip
 
@@ -91,6 +91,12 @@ class SqsSide(BrokerSide):
             QueueUrl=self.url("say"), MessageBody=body.decode(),
             MessageAttributes={k: {"DataType": "String", "StringValue": v} for k, v in attributes.items()},
         )  # fmt: skip
+
+    async def refuse_dead_letters(self) -> None:
+        await self._client.delete_queue(QueueUrl=self.url("say-dead"))
+
+    async def take_dead_letters(self) -> None:
+        await self._client.create_queue(QueueName=f"{self.name}-say-dead")
 
     async def fail(self) -> None:
         await asyncio.to_thread(self.server.stop)

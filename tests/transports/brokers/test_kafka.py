@@ -1,10 +1,8 @@
-"""Kafka, over the wire to the mock cluster of librdkafka."""
+"""What only Kafka has: keys, partitions, offsets, producers that end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import ClassVar
 
 import pytest
 
@@ -13,45 +11,21 @@ pytest.importorskip("confluent_kafka", reason='the extra "kafka" is not installe
 from confluent_kafka import KafkaError
 
 from stepwell import DatabaseUnavailable
-from stepwell.testing import StreamConformance
 from stepwell.testing.admissions import Admissions
 from stepwell.transports import Answer, SendFailed
+from stepwell.transports.consumers import LOOK, SLOW
 from tests.asks.machines import Expense
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
-from tests.transports.brokers.clusters import Cluster
 from tests.transports.brokers.kafka_side import KafkaSide
-from tests.transports.brokers.promises import BrokerPromises, opened_one
+from tests.transports.brokers.promises import opened_one
 from tests.transports.brokers.sides import envelope
 from tests.transports.dispatches import make_dispatch
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
-async def side(cluster: Cluster) -> AsyncIterator[KafkaSide]:
-    async with KafkaSide(cluster) as side:
-        yield side
-
-
-class TestConformance(StreamConformance):
-    @pytest.fixture(autouse=True)
-    def _with(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def far_side(self) -> KafkaSide:
-        return KafkaSide(self.cluster)
-
-
-class TestPromises(BrokerPromises):
-    responds_by = "topic"
-    largest = 1_000_000 - 100
-    absent: ClassVar = {"brokers": "127.0.0.1:9"}
+def side(kafka: KafkaSide) -> KafkaSide:
+    return kafka
 
 
 def answer_to(interaction: str) -> bytes:
@@ -86,6 +60,53 @@ async def test_a_dead_letter_keeps_its_key_and_headers_and_says_where_it_lay(sid
     assert "truncated" in dead.headers["stepwell-reason"]
 
 
+async def test_a_dead_letter_whose_own_headers_leave_no_room_says_why_all_the_same(side: KafkaSide) -> None:
+    admissions = Admissions()
+    async with opened_one(side) as transport, admissions.received_by(transport):
+        await side.put(b"{" + b" " * 400, headers=[("theirs", b"x" * 999_400)], partition=0)
+        await side.put(answer_to("int-1"), partition=0)
+        await admissions.admitted_all("int-1")
+        [dead] = await side.dead_letters(1)
+
+    assert dead.body == b"{" + b" " * 255
+    assert "theirs" not in dead.headers
+    assert (dead.headers["stepwell-reason-code"], dead.headers["stepwell-truncated"]) == ("InvalidEnvelope", "401")
+
+
+async def test_an_answer_that_nobody_can_judge_holds_up_only_what_lies_behind_it(side: KafkaSide) -> None:
+    """Scenario 78: other partitions go on, and their offsets are committed."""
+    first, second = Admissions({"stuck": [DatabaseUnavailable("away")] * 100}), Admissions()
+    await side.put(answer_to("before"), partition=0)
+    await side.put(answer_to("stuck"), partition=0)
+    await side.put(answer_to("behind"), partition=0)
+    others = [f"other-{n}" for n in range(5)]
+    async with opened_one(side) as transport, first.received_by(transport):
+        await first.admitted_all("before")
+        for other in others:  # one after the other, so that there is more than one batch
+            await side.put(answer_to(other), partition=1)
+            await first.admitted_all(other)
+    async with opened_one(side) as transport, second.received_by(transport):
+        await second.admitted_all("stuck", "behind")
+        await side.put(answer_to("last"), partition=1)
+        await second.admitted_all("last")
+
+    assert [str(answer.interaction) for answer in first.done if answer.interaction != "behind"] == ["before", *others]
+    for other in others[:-1]:  # the last may have been admitted in the moment in which the first member left
+        second.check_untried(other)
+
+
+async def test_no_more_are_in_hand_than_declared(side: KafkaSide) -> None:
+    admissions = Admissions(hangs=True)
+    for number in range(6):
+        await side.put(answer_to(f"int-{number}"), partition=number % 2)
+    async with opened_one(side, batch=3) as transport, admissions.received_by(transport):
+        await admissions.tried_some(3)
+        await side.put(answer_to("int-6"), partition=0)
+        await asyncio.sleep(SLOW + 3 * LOOK)  # it looks again, and takes nothing
+
+    assert len(admissions.tried) == 3
+
+
 async def test_answers_with_one_key_are_judged_in_their_order_also_when_the_first_has_to_wait(side: KafkaSide) -> None:
     admissions = Admissions({"int-1": [DatabaseUnavailable("away")]})
     for interaction in ("int-1", "int-2"):
@@ -100,7 +121,7 @@ async def test_answers_with_one_key_are_judged_in_their_order_also_when_the_firs
 
 async def test_while_the_database_is_away_for_long_nothing_is_committed_and_the_group_is_kept(side: KafkaSide) -> None:
     """Kafka gives the partitions of a member to others that it does not hear from; here it hears from it."""
-    admissions = Admissions({"int-1": [DatabaseUnavailable("away")] * 5})  # 3.1 seconds
+    admissions = Admissions({"int-1": [DatabaseUnavailable("away")] * 4})  # 1.5 seconds
     config = {**side.options["config"], "max.poll.interval.ms": 1000}
     async with opened_one(side, config=config) as transport, admissions.received_by(transport):
         await side.put(answer_to("int-1"), partition=0)
@@ -108,7 +129,7 @@ async def test_while_the_database_is_away_for_long_nothing_is_committed_and_the_
         await side.put(answer_to("int-2"), partition=0)  # behind the other: if that one came again, it came first
         await admissions.admitted_all("int-2")
 
-    assert [answer.interaction for answer in admissions.tried] == ["int-1"] * 6 + ["int-2"]
+    assert [answer.interaction for answer in admissions.tried] == ["int-1"] * 5 + ["int-2"]
 
 
 async def test_partitions_that_go_to_another_in_the_middle_are_settled_there(side: KafkaSide) -> None:
@@ -125,7 +146,7 @@ async def test_partitions_that_go_to_another_in_the_middle_are_settled_there(sid
 
 async def test_a_producer_that_is_given_up_for_good_is_followed_by_another(side: KafkaSide) -> None:
     async with opened_one(side) as transport:
-        side.cluster.refuse_next_record(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        side.cluster.refuse_next_records(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
         with pytest.raises(SendFailed, match="sequence"):
             await transport.send(make_dispatch())
 
@@ -153,7 +174,8 @@ async def test_a_topic_that_is_made_later_is_found_and_stops_nobody_meanwhile(
 
 async def test_it_closes_although_the_broker_is_away(side: KafkaSide) -> None:
     admissions = Admissions()
-    async with asyncio.timeout(20), opened_one(side) as transport:
+    usual = {**side.options["config"], "metadata.recovery.strategy": "rebootstrap"}
+    async with asyncio.timeout(20), opened_one(side, config=usual) as transport:
         async with admissions.received_by(transport):
             await side.put(answer_to("int-1"))
             await admissions.admitted(1)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 pytest.importorskip("nats", reason='the extra "nats" is not installed')
 
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from stepwell import UnknownDestination
 from stepwell.testing import StreamConformance
+from stepwell.testing.admissions import Admissions
+from stepwell.transports import Answer
+from tests.asks.machines import Expense
+from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
 from tests.transports.brokers.nats_side import NatsServer, NatsSide
-from tests.transports.brokers.promises import BrokerPromises
+from tests.transports.brokers.promises import BrokerPromises, opened_one
+from tests.transports.brokers.sides import envelope
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +49,44 @@ class TestConformance(StreamConformance):
 class TestPromises(BrokerPromises):
     responds_by = "subject"
     absent: ClassVar = {"servers": "nats://127.0.0.1:9"}
+
+
+def answer_to(interaction: str) -> bytes:
+    return envelope(Answer(reply=1, interaction=interaction, tenant="acme"))
+
+
+@pytest.mark.parametrize("status", ["200", "408", "409"])
+async def test_an_answer_with_a_header_like_those_of_the_server_is_an_answer(side: NatsSide, status: str) -> None:
+    admissions = Admissions()
+    async with opened_one(side, concurrency=1) as transport, admissions.received_by(transport):
+        await side.put(answer_to("int-1"), Status=status, Description="Consumer Deleted")
+        await side.put(answer_to("int-2"))
+        await admissions.admitted_all("int-1", "int-2")
+
+
+@pytest.mark.parametrize(("changes", "problem"), [
+    ({"filter_subject": "{}.ask"}, "brings t.*ask"), ({"max_deliver": 5}, "gives answers up after 5 times"),
+    ({"ack_policy": AckPolicy.NONE}, "does not ask for an acknowledgement"), ({"deliver_subject": "x"}, "pushes"),
+])  # fmt: skip
+async def test_a_consumer_that_would_lose_answers_is_refused(
+    side: NatsSide, changes: dict[str, Any], problem: str
+) -> None:
+    """Such as that of another transport with the same name: nobody would bring the answers of this one."""
+    right = {"filter_subject": "{}.say", "durable_name": "stepwell", "ack_policy": AckPolicy.EXPLICIT, **changes}
+    right["filter_subject"] = right["filter_subject"].format(side.name)
+    await side.context.add_consumer(side.name, ConsumerConfig(**right))
+
+    with pytest.raises(UnknownDestination, match=f"{problem}.*durable= of its own"):
+        await side.make_transport().open()
+
+
+async def test_a_consumer_that_is_deleted_is_made_again(side: NatsSide, make_harness: MakeHarness) -> None:
+    h = await make_harness([Expense], transports=[side.make_transport()])
+    async with h.engine.worker():
+        expense = await h.engine.start(Expense, {"transport": "broker"})
+        [question] = await side.received(1)
+        await eventually(lambda: side.context.consumer_info(side.name, "stepwell"))
+        await side.context.delete_consumer(side.name, "stepwell")
+        await side.reply(question, {"approved": True})
+
+        assert (await expense.result(timeout=30))["approved"] is True
