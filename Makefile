@@ -9,10 +9,10 @@ STAMP := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo csv-payments test depth soak limits soak-steps bench bench-peers growth slots django6 check schema clean
+.PHONY: help venv demo csv-payments test depth soak soak-pipelines limits soak-steps bench bench-memory bench-peers growth slots django6 check schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP) ## Create .venv with everything for development
 
@@ -32,12 +32,20 @@ depth: $(STAMP) ## Look at plans and costs of statements among ten times as many
 soak: $(STAMP) ## Let anything happen in any order for ten minutes; STEPWELL_SOAK_SEED=… to repeat
 	STEPWELL_SOAK_SECONDS=$${STEPWELL_SOAK_SECONDS:-600} .venv/bin/python -m pytest tests/soak -s $(ARGS)
 
+soak-pipelines: $(STAMP) ## Kill workers, cancel and retry under pipelines for five minutes; STEPWELL_PIPELINES_SEED=…
+	STEPWELL_PIPELINES_SECONDS=$${STEPWELL_PIPELINES_SECONDS:-300} \
+		STEPWELL_PIPELINES_PROCESSES=$${STEPWELL_PIPELINES_PROCESSES:-3} .venv/bin/python -m pytest -s \
+		tests/crash/pipelines/test_stress.py $(ARGS)
+
 limits: $(STAMP) ## Let 8 workers, killed again and again, pass 20,000 instances through one limit
 	STEPWELL_LIMITS_WORKERS=8 STEPWELL_LIMITS_INSTANCES=20000 .venv/bin/python -m pytest -s \
 		tests/crash/test_limits_under_fire.py $(ARGS)
 
 bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
 	.venv/bin/python -m benchmarks.run $(ARGS)
+
+bench-memory: $(STAMP) ## Ask about 1 million rows of a file, and look at the worker's memory and pace; takes a quarter of an hour
+	.venv/bin/python -m benchmarks.run million --plain $(ARGS)
 
 bench-peers: $(STAMP) ## Measure beside others, installed from PyPI; ARGS="dbos absurd" to choose, --quick, --try
 	.venv/bin/python -m benchmarks.peers $(ARGS)

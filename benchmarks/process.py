@@ -1,4 +1,4 @@
-"""A worker in a process of its own: `python -m benchmarks.process URL`.
+"""A worker in a process of its own: `python -m benchmarks.process URL`, or `… URL streams` for the pipelines.
 
 Prints a line of "steps committed, megabytes resident" every 50 ms, and ends with its standard input.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from benchmarks import machines
 from benchmarks.bench import QUEUES
@@ -26,11 +28,16 @@ def megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes
 
 
-async def main(url: str) -> None:
+def run_by(name: str) -> dict[str, Any]:
+    """What the worker runs; pipelines are only imported where they are run."""
+    return {"machines": machines.ALL} if name == "machines" else dict(import_module(f"benchmarks.{name}").engine())
+
+
+async def main(url: str, name: str = "machines") -> None:
     over = asyncio.Event()
     reader = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     reader.add_done_callback(lambda _: over.set())
-    async with Engine(url, machines=machines.ALL, queues=QUEUES) as engine, engine.worker() as worker:
+    async with Engine(url, queues=QUEUES, **run_by(name)) as engine, engine.worker() as worker:
         while not over.is_set():
             sys.stdout.write(f"{worker.tally.committed} {megabytes():.1f}\n")
             sys.stdout.flush()
@@ -38,4 +45,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main(sys.argv[1]))
+    run(main(*sys.argv[1:]))

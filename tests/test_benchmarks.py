@@ -27,10 +27,10 @@ async def test_every_workload_runs_beside_its_limit(
 ) -> None:
     h = await make_harness()
 
-    await Benchmark(h.url, parse(["--quick", "--plain"])).run()
+    await Benchmark(h.url, parse(["--quick", "--plain", *workloads.KNOWN])).run()
 
     shown = capsys.readouterr().out
-    labels = [measure.label for workload in workloads.ALL.values() for measure in workload.measures.values()]
+    labels = [measure.label for workload in workloads.KNOWN.values() for measure in workload.measures.values()]
     assert [label for label in labels if f"\n| {label} | " not in shown] == []
     assert all(f"\n| {name} | " in shown for name in ("steps", "inserts", "bulk inserts"))
 

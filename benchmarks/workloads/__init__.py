@@ -16,6 +16,7 @@ from benchmarks.workloads import (
     signal_many,
     start,
     start_many,
+    streams,
     ten_steps,
     three_steps,
     timer,
@@ -26,6 +27,8 @@ ALL: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, asks,
-        webhooks, csv_payments, answer_latency, timer, idle, memory,
+        webhooks, csv_payments, answer_latency, timer, idle, memory, streams,
     )
 }  # fmt: skip
+KNOWN: dict[str, Workload] = ALL | {streams.MILLION.name: streams.MILLION}
+"""With those that take long, and run only where they are named."""

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from benchmarks.bench import QUEUES, Bench
 from benchmarks.figures import Measure, Share, Workload
-from examples.csv_payments.pipeline import from_yaml
+from examples.csv_payments.pipeline import in_python
 from examples.csv_payments.processes import TOKEN_KEYS, Processes
 from examples.csv_payments.records import CsvFolder
 from examples.csv_payments.samples import write_sample
@@ -21,6 +21,7 @@ from stepwell.pipelines import Pipeline
 ROWS = 10_000
 REJECT = 0.08
 PATIENCE = 300
+LARGE = {"window": 2_000, "batch": 1_000, "max_in_flight": 1_000}  # so that a statement has many rows
 
 
 async def run(bench: Bench) -> dict[str, float]:
@@ -37,9 +38,9 @@ async def _working(bench: Bench, logs: Path) -> AsyncIterator[tuple[Engine, Pipe
     async with AsyncExitStack() as stack:
         processes = await stack.enter_async_context(Processes(logs, bench.url, reject=REJECT))
         await processes.provider()
-        pipeline = from_yaml(processes.brokers)
+        pipeline = in_python(processes.brokers, **LARGE)
         engine = Engine(
-            bench.url, machines=[pipeline.machine], transports=pipeline.transports, token_keys=TOKEN_KEYS, queues=QUEUES
+            bench.url, machines=[pipeline], transports=pipeline.transports, token_keys=TOKEN_KEYS, queues=QUEUES
         )
         await engine.migrate()
         await stack.enter_async_context(engine)
@@ -51,7 +52,7 @@ async def _pay(engine: Engine, pipeline: Pipeline, folder: Path, rows: int) -> f
     """Seconds for so many payments; that each is in the output is looked at."""
     _write(folder, rows)
     began = perf_counter()
-    started = await engine.start(pipeline.machine, pipeline.state(CsvFolder(str(folder))))
+    started = await engine.start(pipeline, CsvFolder(str(folder)))
     await started.result(timeout=PATIENCE)
     seconds = perf_counter() - began
     if [row["CSV Id"] for row in read_output(folder / "payments.csv.out")] != [str(n) for n in range(1, rows + 1)]:

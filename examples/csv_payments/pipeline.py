@@ -24,15 +24,17 @@ def from_yaml(brokers: str, config: Mapping[str, Any] | None = None) -> Pipeline
     return load(FILE, transports={"kafka": {"brokers": brokers, "config": config}}, rejected=keep)
 
 
-def in_python(brokers: str, config: Mapping[str, Any] | None = None) -> Pipeline:
-    """The same pipeline."""
+def in_python(
+    brokers: str, config: Mapping[str, Any] | None = None, *, window: int = 500, **options: Any
+) -> Pipeline:
+    """The same pipeline; with another window, and options of the transport, if need be."""
     provider = Kafka(
         "payment-provider", brokers=brokers, requests=REQUESTS, responses=RESULTS, group="csv-payments-orchestrator",
-        key="correlationId", config=config,
+        key="correlationId", config=config, **options,
     )  # fmt: skip
     ask_provider = await_(
         "Await Payment Provider", over="payment-provider", input=PaymentRecord, output=PaymentStatus, token=True,
-        timeout=timedelta(minutes=5), idempotency=("csvId", "recipient", "amount", "currency"), window=500,
+        timeout=timedelta(minutes=5), idempotency=("csvId", "recipient", "amount", "currency"), window=window,
     )  # fmt: skip
     return Pipeline(
         "csv-payments", [process_folder, process_input, ask_provider, process_status, process_output],

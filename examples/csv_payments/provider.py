@@ -68,7 +68,9 @@ class Provider:
             self._consumer.close()
 
     def _take(self) -> list[Message]:
-        records = self._consumer.consume(self._batch, LOOK)
+        """The next questions: wait for one, and take along what is there."""
+        first = self._consumer.poll(LOOK)
+        records = [] if first is None else [first, *self._consumer.consume(self._batch - 1, 0)]
         for record in records:
             if (error := record.error()) is not None and error.fatal():
                 raise KafkaException(error)
@@ -77,7 +79,7 @@ class Provider:
     @property
     def _batch(self) -> int:
         """With a rate, no more than a tenth of a second's."""
-        return BATCH if self._options.rate is None else max(1, min(BATCH, int(self._options.rate / 10)))
+        return BATCH if self._options.rate is None else max(2, min(BATCH, int(self._options.rate / 10)))
 
     def _answer(self, records: Sequence[Message]) -> None:
         """Note what was seen, answer it, and when the answers have arrived, note that it is done."""

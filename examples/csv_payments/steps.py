@@ -46,7 +46,7 @@ def process_input(file: CsvPaymentsInputFile) -> Iterator[PaymentRecord]:
 
 
 @one_to_one(name="Process Payment Status")
-def process_status(status: PaymentStatus) -> PaymentOutput:
+async def process_status(status: PaymentStatus) -> PaymentOutput:
     """The line of one payment. One that was rejected is a line too, of which the message says so."""
     record = status.payment_record
     return PaymentOutput(

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -69,7 +70,9 @@ class Completing:
         self._notifier = notifier
         self._settings = settings
         self._keys = keys
-        self._group = Gatherer(self._complete, lambda call: len(call.text or ""))
+        self._group = Gatherer(self._complete, lambda call: len(call.text or ""), waits_a_turn=True)
+        self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
+        self._in_line = Counter[int]()  # answers that wait in each
 
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
@@ -82,7 +85,7 @@ class Completing:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
             ended = await self._group.submit(call)
         if isinstance(ended, Given):
-            ended = await self._judge_patiently(ended)
+            ended = await self._wait_in_line(ended)
         if isinstance(ended, Completion):
             return ended
         raise ended
@@ -159,11 +162,32 @@ class Completing:
             for (place, given), verdict in zip(round_.items(), verdicts, strict=True)
         }
 
-    async def _judge_patiently(self, given: Given) -> Completion | CompletionRefused:
-        """Somebody's transaction holds the instance: wait for it. Only this caller does."""
-        [verdict], settled = await retried(lambda: interactions.admit_patiently(self._database, given))
-        self.settled(settled)
-        return UnknownInteraction(given.found.id) if verdict is None else _answer(given, verdict)
+    async def _wait_in_line(self, given: Given) -> Completion | CompletionRefused:
+        """Somebody's transaction holds the instance: wait for it, with the other answers that do, by one connection.
+
+        Very many answers to one instance would hold it by turns, one each, and nobody would ever find it free.
+        """
+        id_ = given.found.instance_id
+        line = self._lines.setdefault(id_, Gatherer(self._judge_patiently, lambda one: len(one.reply)))
+        self._in_line[id_] += 1
+        try:
+            return await line.submit(given)
+        finally:
+            self._in_line[id_] -= 1
+            if not self._in_line[id_]:
+                del self._lines[id_], self._in_line[id_]
+
+    async def _judge_patiently(self, line: list[Given]) -> Sequence[Completion | CompletionRefused]:
+        """Judge answers to one instance, each question at most once at a time; answers in their order."""
+        ended: dict[int, Completion | CompletionRefused] = {}
+        while len(ended) < len(line):
+            first = {given.found.id: place for place, given in reversed([*enumerate(line)]) if place not in ended}
+            round_ = {place: line[place] for place in sorted(first.values())}
+            verdicts, settled = await retried(partial(interactions.admit_patiently, self._database, [*round_.values()]))
+            self.settled(settled)
+            for (place, given), verdict in zip(round_.items(), verdicts, strict=True):
+                ended[place] = UnknownInteraction(given.found.id) if verdict is None else _answer(given, verdict)
+        return [ended[place] for place in range(len(line))]
 
     def _given(self, call: _Call, found: Found) -> Given:
         kind = self._type(found)

@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
 
-from stepwell import Engine
+from stepwell import Cancel, Engine
 from stepwell._runtime import filler
 from stepwell.pipelines import Pipeline, await_, many_to_many, one_to_many, one_to_one
 from stepwell.testing import crash
@@ -64,6 +65,8 @@ async def count(numbers: Numbers) -> AsyncIterator[Item]:
 @one_to_one
 async def judge(score: Score) -> Score:
     await world.note("judge", score.number)
+    if score.points < 0:
+        raise Cancel("hopeless")
     return score
 
 
@@ -74,14 +77,19 @@ async def rank(scores: AsyncIterator[Score]) -> AsyncIterator[list[int]]:
         yield [score.number, score.points]
 
 
-ranked = Pipeline(
-    "ranked", [count, await_("Ask scores", over="there", input=Item, output=Score, window=WINDOW), judge, rank]
-)
+def ranking(name: str, **options: Any) -> Pipeline:
+    asks = await_("Ask scores", over="there", input=Item, output=Score, window=WINDOW, **options)
+    return Pipeline(name, [count, asks, judge, rank])
+
+
+ranked = ranking("ranked")
+hasty = ranking("hasty", timeout=timedelta(seconds=0.5))
+woken = ranking("woken", timeout=timedelta(seconds=0.5), on_timeout="wake")
 
 
 async def main(url: str, settings: dict[str, Any]) -> None:
     await world.open(url)
-    engine = Engine(url, machines=[ranked], transports=[Noting(url)], **settings)
+    engine = Engine(url, machines=[ranked, hasty, woken], transports=[Noting(url)], **settings)
     async with engine, engine.worker() as worker:
         sys.stdout.write(f"ready {worker.id}\n")
         sys.stdout.flush()

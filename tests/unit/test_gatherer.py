@@ -63,6 +63,18 @@ async def test_who_comes_while_one_is_under_way_goes_together_in_the_next() -> N
     assert desk.sent == [[0], [1, 2, 3, 4]]
 
 
+async def test_who_waits_a_turn_goes_together_with_all_who_come_at_that_moment() -> None:
+    desk = Desk()
+    desk.answer()
+    gatherer = Gatherer(desk.send, waits_a_turn=True)
+
+    together = await asyncio.gather(*(gatherer.submit(number) for number in range(5)))
+    alone = await gatherer.submit(7)
+
+    assert (together, alone) == ([0, 2, 4, 6, 8], 14)
+    assert desk.sent == [[0, 1, 2, 3, 4], [7]]
+
+
 async def test_those_who_come_again_and_again_go_on_together() -> None:
     desk = Desk()
     desk.answer()

@@ -19,22 +19,27 @@ class Gatherer(Generic[Item, Answer]):
     """Sends items, and gives every caller the answer to its own. Nothing is kept that nobody waits for.
 
     `send` answers in the order of its items, all or none; `size` tells how much text an item is. A caller that is
-    cancelled before its group is sent takes its item with it.
+    cancelled before its group is sent takes its item with it. With `waits_a_turn`, who comes first lets those come
+    along who are about to: worth it where many come at one moment, as answers of a broker do.
     """
 
     def __init__(
-        self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]], size: Callable[[Item], int] = lambda _: 0
-    ) -> None:
+        self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]], size: Callable[[Item], int] = lambda _: 0,
+        *, waits_a_turn: bool = False,
+    ) -> None:  # fmt: skip
         self._send = send
         self._size = size
+        self._waits_a_turn = waits_a_turn
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._is_busy = False
         self._group: asyncio.Task[None] | None = None
 
     async def submit(self, item: Item) -> Answer:
-        if self._is_busy:
+        if self._is_busy or self._waits_a_turn:
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             self._waiting.append((item, answer))
+            if not self._is_busy:
+                self._go_on()
             return await answer
         self._is_busy = True
         try:

@@ -103,11 +103,12 @@ async def _admit_soon(db: Database, given: Sequence[Given], ids: list[int]) -> t
         return await _admit(session, given, set(ids))
 
 
-async def admit_patiently(db: Database, given: Given) -> tuple[list[Verdict | None], Settled]:
-    """Judge one answer, waiting for whoever holds its instance."""
+async def admit_patiently(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | None], Settled]:
+    """Judge answers, no question twice, waiting for whoever holds their instances."""
+    ids = sorted({g.found.instance_id for g in given})
     async with db.transaction() as session:
-        await operators.lock(session, [given.found.instance_id])
-        return await _admit(session, [given], {given.found.instance_id})
+        await operators.lock(session, ids)
+        return await _admit(session, given, set(ids))
 
 
 async def _admit(

@@ -10,6 +10,7 @@ from stepwell import Ask
 from stepwell._store import interactions
 from stepwell.errors import CompletionConflict, CompletionTooLate, InteractionClosed, UnknownInteraction
 from tests.support.asked import SOON, Asked, each
+from tests.support.waiting import eventually
 
 NO_LOCK = ("for no key update", "")
 
@@ -316,6 +317,30 @@ async def test_many_answers_of_an_instance_that_is_held_for_long_hold_up_no_othe
 
     assert still_open == ("waiting", 20, 0, 20)
     assert await asked.unit(held) == ("completed", 20, 20, 0)
+
+
+async def test_answers_that_wait_long_for_one_instance_wait_together_by_one_connection(asked: Asked) -> None:
+    """Each by its own would take up the pool, and then hold the instance by turns, so that no group finds it free."""
+    number = 40
+    [holding] = await asked.join(1)
+    held, questions = await asked.many(holding, number)
+    engine = asked.harness.engine
+    assert engine._client is not None
+    lines = engine._client.completing._lines
+    await holding.begin()
+    await holding.connection.execute("select from stepwell.instances where id = $1 for no key update", held)
+
+    answering = [asyncio.create_task(engine.complete(interaction=question, reply=7)) for question in questions]
+    again = asyncio.create_task(engine.complete(interaction=questions[0], reply=7))
+    await eventually(lambda: held in lines and len(lines[held]._waiting) == number)
+    [row] = await asked.harness.sql("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
+    await holding.commit()
+    completions = await asyncio.gather(again, *answering)
+
+    assert row["count"] == 1
+    assert sum(completion.is_duplicate for completion in completions) == 1
+    assert await asked.unit(held) == ("completed", number, number, 0)
+    assert not lines
 
 
 async def test_answers_to_two_items_at_once_are_both_counted_and_two_more_are_let_out(asked: Asked) -> None:
