@@ -18,6 +18,9 @@ from examples.csv_payments.samples import write_sample
 from stepwell import Engine
 from stepwell.embedded import EmbeddedServer
 
+# After so many milliseconds the share of somebody who was killed goes to others. A real Kafka allows for 6 s at least.
+SOON = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500}
+
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make csv-payments", description=__doc__)
@@ -51,7 +54,7 @@ async def run(options: argparse.Namespace, url: str, logs: Path) -> None:
     source.parent.mkdir(parents=True, exist_ok=True)
     write_sample(source, options.rows)
     await Engine(url).migrate()
-    async with Processes(logs, url, reject=options.reject, rate=options.rate) as processes:
+    async with Processes(logs, url, kafka=SOON, reject=options.reject, rate=options.rate) as processes:
         play = Play(url, processes, source, options.rows, options.reject, options.written, not options.no_kills)
         try:
             await play.perform()
