@@ -126,7 +126,7 @@ async def test_a_worker_and_the_provider_are_killed_and_every_payment_is_admitte
     write_sample(folder / "thousand.csv", 1_000)
     h, ledger = await make_harness(), tmp_path / "ledger"
 
-    async with Processes(tmp_path, h.url, kafka=QUICK, reject=REJECT, rate=400, ledger=ledger) as processes:
+    async with Processes(tmp_path, h.url, kafka=QUICK, reject=REJECT, rate=250, ledger=ledger) as processes:
         await Play(h.url, processes, folder / "thousand.csv", 1_000, REJECT).perform()
         dead_letters = await asyncio.to_thread(count_records, processes.brokers, TOPICS[2])
     admitted = await h.sql(ADMITTED)
