@@ -122,6 +122,7 @@ class Machine:
     retention: ClassVar[timedelta | Literal[False] | None]
     steps: ClassVar[dict[str, Step]]
     _state_from: ClassVar[Callable[[Any], Any] | None] = None  # of a machine that was made of something: input → state
+    _refuse_restart: ClassVar[Callable[[int | None, str, str], str | None] | None] = None  # of such: why not there
 
     def __init_subclass__(
         cls,

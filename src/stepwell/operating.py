@@ -111,6 +111,9 @@ class Operating:
         if text is not None:
             check_size(text, "state", self._settings.max_payload)
         at = definition.step(name).name
+        refuse = getattr(definition.owner, "_refuse_restart", None)
+        if refuse is not None and (problem := refuse(instance.item, instance.step, at)):
+            raise InvalidInput("step", problem)
         try:
             queues, fence = await operators.restart(
                 self._database, instance.id, instance.parent_id, at, text, instance.concurrency_key,

@@ -10,6 +10,7 @@ from stepwell.testing import Harness
 from tests.cli.app import Basket, Parcel, greet, spill
 from tests.cli.processes import APP, stepwell
 from tests.conftest import MakeHarness
+from tests.pipelines.streams import answer, begun, item_id, scores
 from tests.support.waiting import eventually
 
 
@@ -127,6 +128,29 @@ async def test_ls_and_show_tell_keys_awaited_names_deadlines_and_children(make_h
     assert f"parent     #{parent}" in of_parked.out
     assert "waits for  signal 'paid' or 'waived', for 5" in of_parked.out
     assert as_json.json["children"] == {"awaiting_signal": 1, "done": 1}
+
+
+async def test_items_of_a_pipeline_are_told_from_children(make_harness: MakeHarness) -> None:
+    """`tree` in the order of the items, `show` and `ls` by their numbers."""
+    h = await make_harness([scores])
+    run = await begun(h, scores, 3)
+    await answer(h, run, 2)
+    await h.drain()
+    await answer(h, run, 0)
+    last = await item_id(h, run, 2)
+
+    drawn, of_parent, of_item, listed = await asyncio.gather(
+        stepwell("tree", run.id, url=h.url), stepwell("show", run.id, "--json", url=h.url),
+        stepwell("show", last, url=h.url), stepwell("ls", url=h.url),
+    )  # fmt: skip
+
+    assert [line.split("  ", 1)[1].removesuffix("  ← here") for line in drawn.out.splitlines()] == [
+        "awaiting_external at segment_1, waits for an answer over 'inbox' and 1 item",
+        "item 0, runnable at item_0", "item 2, done",
+    ]  # fmt: skip
+    assert (of_parent.json["children"], of_parent.json["items"]) == ({}, {"done": 1, "runnable": 1})
+    assert "2 of its parent" in of_item.out
+    assert "item_0 #2" in listed.out
 
 
 async def _parked_family(h: Harness) -> tuple[int, int, int]:

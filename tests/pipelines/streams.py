@@ -71,9 +71,9 @@ async def rank(scores: AsyncIterator[Score]) -> AsyncIterator[list[int]]:
 
 def scored(name: str, over: str = "inbox", **options: Any) -> Pipeline:
     """Count, ask about each, judge each answer, rank all."""
-    attempts = options.pop("item_attempts", 3)
+    version = options.pop("version", 1)
     asks = await_("Ask scores", over=over, input=Item, output=Score, **options)
-    return Pipeline(name, [count, asks, judge, rank], item_attempts=attempts)
+    return Pipeline(name, [count, asks, judge, rank], version=version)
 
 
 scores = scored("scores")

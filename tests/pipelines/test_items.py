@@ -9,7 +9,8 @@ import random
 
 import pytest
 
-from stepwell import InvalidInput
+from stepwell import Engine, InvalidInput
+from stepwell.config import Settings
 from stepwell.testing import Harness, armed
 from tests.pipelines.examples import Numbers
 from tests.pipelines.streams import (
@@ -25,6 +26,7 @@ from tests.pipelines.streams import (
     narrow,
     open_items,
     questions,
+    scored,
     scores,
     seen,
     sent,
@@ -326,18 +328,22 @@ async def test_a_restarted_parent_asks_anew_and_ends_what_was_on_its_way(h: Harn
     assert (seen.ends, seen.items) == ([[0, 1]], {0: 1, 1: 1})
 
 
-async def test_a_parent_that_is_restarted_behind_its_question_does_not_go_on_with_a_part(h: Harness) -> None:
-    run = await begun(h, scores, 2)
+async def test_a_pipeline_is_not_restarted_behind_its_question_where_it_would_go_on_with_a_part_or_nothing(
+    h: Harness,
+) -> None:
+    run, done = await begun(h, scores, 2), await begun(h, scores, 1)
     await answer(h, run, 0)
+    await answer(h, done, 0)
     await h.drain()
 
-    await h.engine.restart(run.id, step="segment_1")
-    await h.drain()
-    assert (seen.ends, (await run.get()).error.type) == ([], "ItemFailed")  # type: ignore[union-attr]
-
-    await h.engine.retry(run.id)
+    for handle in (run, done):
+        with pytest.raises(InvalidInput, match="is restarted at 'segment_0'"):
+            await h.engine.restart(handle.id, step="segment_1")
+    with pytest.raises(InvalidInput, match="an item of a pipeline is restarted where it stands, at 'item_0'"):
+        await h.engine.restart(await item_id(h, run, 0), step="segment_0")
     await answer_all(h, run)
-    assert (seen.ends, seen.items) == ([[0, 1]], {0: 1, 1: 1})
+
+    assert (seen.ends, (await done.get()).result) == ([[0], [0, 1]], [[0]])
 
 
 async def test_a_question_that_is_not_answered_in_time_fails_the_parent_and_ends_its_items(h: Harness) -> None:
@@ -450,3 +456,40 @@ async def test_a_pipeline_of_which_an_item_fails_while_it_still_asks_fails_witho
     await h.drain()
     await answer_all(h, run)
     assert seen.ends == [[0, 1, 2, 3, 4, 5]]
+
+
+async def test_an_item_waits_for_a_worker_that_knows_its_pipeline(h: Harness) -> None:
+    """Its version is that of its parent; the others go on, and nothing is lost."""
+    newer = scored("scores", version=2)
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0, 1)
+
+    async with Engine(h.url, machines=[newer]) as engine, engine.worker():
+        held = "select from stepwell.instances where hold = 'version' and parent_id = $1"
+        await eventually(lambda: _number(h, held, run.id, 2))
+        assert (await run.get()).waiting_for == "2 items"
+    assert seen.items == {}
+    await h.drain()
+
+    assert (await run.get()).result == [[0], [1]]
+
+
+async def _number(h: Harness, query: str, id_: int, number: int) -> bool:
+    return len(await h.sql(query, id_)) == number
+
+
+async def test_an_item_that_kills_its_worker_too_often_fails_its_parent(h: Harness) -> None:
+    """The crash loop of an item ends it and its parent, not the workers."""
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0)
+    item = await item_id(h, run, 0)
+    await h.sql("update stepwell.instances set crashes = $1 where id = $2", Settings().max_crashes - 1, item)
+
+    h.crash("executor.returned", step="item_0")
+    await h.drain()
+    ended = await run.get()
+
+    assert ended.error is not None
+    assert ended.error.type == "ItemFailed"
+    assert (await h.engine.get(item)).error.type == "CrashLoop"  # type: ignore[union-attr]
+    assert await questions(h, run) == ["completed", "cancelled"]

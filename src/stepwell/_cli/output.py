@@ -101,6 +101,11 @@ def _plain(value: object) -> str:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
+def where(instance: Instance) -> str:
+    """The step at which it stands; of an item of a pipeline also which one it is."""
+    return instance.step if instance.item is None else f"{instance.step} #{instance.item}"
+
+
 def waits(instance: Instance, now: datetime) -> str | None:
     """What it waits for, and how long at most; None when it runs, may run, or has ended."""
     if instance.waiting_for is None or instance.deadline is None:

@@ -126,6 +126,7 @@ def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
 
     namespace["handle"] = handle
     namespace["_state_from"] = staticmethod(pipeline.state)
+    namespace["_refuse_restart"] = staticmethod(_refuse_restart)
     options = {"name": pipeline.name, "version": version, "queue": queue, "initial": "segment_0"}
     return new_class("PipelineMachine", (Machine,), options, lambda body: body.update(namespace))
 
@@ -133,6 +134,16 @@ def _compile(pipeline: Pipeline, version: int, queue: str) -> type[Machine]:
 def _home(parts: Sequence[Part]) -> str:
     """The module where its functions are: there a process that did not ask finds its types."""
     return next((part.function.__module__ for part in parts if isinstance(part, PipelineStep)), __name__)
+
+
+def _refuse_restart(item: int | None, step: str, at: str) -> str | None:
+    """Why an instance is not restarted at a step: behind a question it would go on with nothing, and say nothing."""
+    if item is not None:
+        return None if at == step else f"an item of a pipeline is restarted where it stands, at {step!r}, not at {at!r}"
+    if at == "segment_0":
+        return None
+    return (f"a pipeline is restarted at 'segment_0', where its input is, not at {at!r}, which lives on answers; retry "
+            "it to run the step again at which it failed")
 
 
 def _segment_step(pipeline: Pipeline, segment: Segment) -> Callable[..., Awaitable[Outcome]]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from stepwell import Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
 from stepwell._cli.exits import OK
-from stepwell._cli.output import STATUS_COLOURS, Paint, Table, brief, record, to_json, waits
+from stepwell._cli.output import STATUS_COLOURS, Paint, Table, brief, record, to_json, waits, where
 from stepwell.engine import Engine
 from stepwell.insights import MOST_PER_PAGE, Page
 
@@ -92,6 +92,6 @@ def _print_rows(table: Table, page: Page) -> None:
 
 def _row(instance: Instance, now: datetime) -> tuple[str, ...]:
     return (
-        str(instance.id), instance.machine, instance.key or "", instance.step, instance.status, str(instance.attempt),
+        str(instance.id), instance.machine, instance.key or "", where(instance), instance.status, str(instance.attempt),
         instance.queue, brief(now - instance.created_at), waits(instance, now) or "",
     )  # fmt: skip

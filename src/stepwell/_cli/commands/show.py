@@ -38,20 +38,24 @@ def run(args: Namespace) -> int:
 async def _show(engine: Engine, target: int | str, args: Namespace) -> int:
     async with engine:
         instance = await engine.get(target, tenant=args.tenant)
-        children = _children(instance, await engine.insights.tree(instance.id))
+        below = _below(instance, await engine.insights.tree(instance.id))
         now = datetime.now(UTC)
         told = {"waits for": await _waits_for(engine, instance, now), "runs on": await _runs_on(engine, instance, now)}
     if args.json:
-        print(to_json({**record(instance), "children": dict(children)}))
+        print(to_json({**record(instance), **below}))
     else:
-        for line in _lines(instance, _facts(instance, told, children, now), Paint.of(sys.stdout)):
+        for line in _lines(instance, _facts(instance, told, below, now), Paint.of(sys.stdout)):
             print(line)
     return OK
 
 
-def _children(instance: Instance, family: Sequence[tuple[Instance, int]]) -> Counter[str]:
-    """How many of its children stand where."""
-    return Counter(str(member.status) for member, _ in family if member.parent_id == instance.id)
+def _below(instance: Instance, family: Sequence[tuple[Instance, int]]) -> dict[str, Counter[str]]:
+    """How many of its children stand where, and of its items, which go on by themselves."""
+    mine = [member for member, _ in family if member.parent_id == instance.id]
+    return {
+        "children": Counter(str(member.status) for member in mine if member.item is None),
+        "items": Counter(str(member.status) for member in mine if member.item is not None),
+    }
 
 
 async def _waits_for(engine: Engine, instance: Instance, now: datetime) -> str | None:
@@ -93,7 +97,7 @@ def _lines(instance: Instance, facts: dict[str, str], paint: Paint) -> Iterator[
 
 
 def _facts(
-    instance: Instance, told: Mapping[str, str | None], children: Counter[str], now: datetime
+    instance: Instance, told: Mapping[str, str | None], below: Mapping[str, Counter[str]], now: datetime
 ) -> dict[str, str]:
     """Label and value of what is worth a line; an empty value is not."""
     crashes = f", {instance.crashes} crashes of its worker" if instance.crashes else ""
@@ -106,7 +110,9 @@ def _facts(
         "tenant": instance.tenant,
         "concurrency key": instance.concurrency_key or "",
         "parent": f"#{instance.parent_id}" if instance.parent_id is not None else "",
-        "children": ", ".join(f"{number} {status}" for status, number in sorted(children.items())),
+        "item": "" if instance.item is None else f"{instance.item} of its parent",
+        **{label: ", ".join(f"{number} {status}" for status, number in sorted(counted.items()))
+           for label, counted in below.items()},
         "deadline": _moment(instance.deadline, now),
         "created": _moment(instance.created_at, now),
         "updated": _moment(instance.updated_at, now),
