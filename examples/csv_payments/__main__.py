@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from examples.csv_payments.play import Play, PlayFailed
-from examples.csv_payments.processes import ROOT, Processes
+from examples.csv_payments.processes import ROOT, Processes, own_environment
 from examples.csv_payments.samples import write_sample
 from stepwell import Engine
 from stepwell.embedded import EmbeddedServer
@@ -65,6 +66,10 @@ async def run(options: argparse.Namespace, url: str, logs: Path) -> None:
 
 def main() -> int:
     options = parse()
+    for name in set(os.environ) - set(own_environment()):
+        del os.environ[name]
+    sys.stdout.write("Starting a Postgres of its own, from the wheel\n")
+    sys.stdout.flush()
     try:
         with own_postgres() as (url, logs):
             asyncio.run(run(options, url, logs))

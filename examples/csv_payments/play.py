@@ -63,7 +63,7 @@ class Play:
             run = await engine.start(pipeline, CsvFolder(folder), key=f"csv-payments:{folder}")
             self._say(f"csv-payments #{run.id} is started over {folder}, with {self.rows:,} payments")
             async with asyncio.timeout(LONGEST):
-                await self._follow(run, [worker, provider] if self.kills else [])
+                await self._follow(run, [provider, worker] if self.kills else [])
         self._check()
 
     def _say(self, line: str) -> None:

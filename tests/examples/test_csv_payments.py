@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -196,6 +199,21 @@ async def test_broken_rows_are_put_aside_with_their_lines_and_each_input_has_its
     assert names(folder) == [
         "a.CSV", "a.CSV.out", "b.csv", "b.csv.out", "b.csv.rejected", "c.csv", "c.csv.out", "nobody.txt"
     ]  # fmt: skip
+
+
+async def test_the_command_runs_it_all_and_tells_it_in_plain_lines(folder: Path, tmp_path: Path) -> None:
+    """`make csv-payments`, with few payments."""
+    words = ("--rows", "12", "--rate", "1000", "--no-kills", "--written", "python", "--folder", str(folder))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "examples.csv_payments", *words, cwd=FOLDER.parents[1], stdout=PIPE, stderr=PIPE,
+        env={**os.environ, "STEPWELL_DATABASE_URL": "nowhere", "STEPWELL_LEASE": "nonsense"},
+    )  # fmt: skip
+    out, err = (text.decode() for text in await process.communicate())
+
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("4 approved, 8 not\n")
+    assert "\x1b" not in out
+    assert outcome(folder / "payments.csv.out") == (4, 8)
 
 
 def test_the_sample_of_twelve_is_what_the_generator_writes() -> None:
