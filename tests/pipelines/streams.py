@@ -33,6 +33,7 @@ class Seen:
         self.items: Counter[int] = Counter()
         self.ends: list[list[int]] = []
         self.failing: set[int] = set()  # numbers whose step raises
+        self.breaks_at: int | None = None  # where the source does
 
     def forget(self) -> None:
         self.__init__()  # type: ignore[misc]  # as new
@@ -45,6 +46,8 @@ seen = Seen()
 async def count(numbers: Numbers) -> AsyncIterator[Item]:
     seen.counted += 1
     for number in range(numbers.upto):
+        if number == seen.breaks_at:
+            raise ValueError("the source is broken")
         yield Item(number)
 
 

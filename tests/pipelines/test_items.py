@@ -362,6 +362,10 @@ async def test_a_question_that_is_not_answered_in_time_fails_the_parent_and_ends
     assert (error.type, late in error.message) == ("AwaitTimeout", True)
     assert await items(h, run) == {0: "cancelled", 2: "cancelled"}
     assert await unit(h, run) == ("timed_out", 3, 3, 0)
+    await h.engine.retry(run.id)
+    await answer_all(h, run)
+    await h.drain(with_scheduled=True)
+    assert seen.ends == [[0, 1, 2]]
 
 
 async def test_a_pipeline_that_wakes_goes_on_without_what_was_not_answered(h: Harness) -> None:
@@ -493,3 +497,24 @@ async def test_an_item_that_kills_its_worker_too_often_fails_its_parent(h: Harne
     assert ended.error.type == "ItemFailed"
     assert (await h.engine.get(item)).error.type == "CrashLoop"  # type: ignore[union-attr]
     assert await questions(h, run) == ["completed", "cancelled"]
+
+
+async def test_a_source_that_fails_after_some_were_asked_ends_their_items_too(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepwell._runtime.filler.CHUNK", 2)
+    seen.breaks_at = 2
+    run = await h.engine.start(scores, Numbers(6))
+    await h.drain()
+    await answer(h, run, 0)
+    await h.sql("update stepwell.instances set due_at = due_at + interval '1 day', hold = 'due' where parent_id = $1",
+                run.id)  # fmt: skip
+
+    for _ in range(2):
+        await h.advance(MINUTE)
+        await h.drain()
+
+    failed = await run.get()
+    assert (failed.status, failed.error and failed.error.message) == ("failed", "the source is broken")
+    assert (await items(h, run), await questions(h, run)) == ({0: "cancelled"}, ["completed", "cancelled"])
+    assert await unit(h, run) == ("cancelled", 2, 1, 0)
