@@ -518,3 +518,18 @@ async def test_a_source_that_fails_after_some_were_asked_ends_their_items_too(
     assert (failed.status, failed.error and failed.error.message) == ("failed", "the source is broken")
     assert (await items(h, run), await questions(h, run)) == ({0: "cancelled"}, ["completed", "cancelled"])
     assert await unit(h, run) == ("cancelled", 2, 1, 0)
+
+
+async def test_items_stand_in_their_queue_as_their_parent_does(h: Harness) -> None:
+    """Tenant, priority, and in a fair queue the share."""
+    async with h.another_engine(fair_by={"default": "tenant"}) as engine, engine.worker():
+        run = await engine.start(scores, Numbers(2), tenant="acme", priority=3)
+        await run.wait(until="settled", timeout=30)
+        for item, id_ in (await open_items(h, run)).items():
+            await engine.complete(interaction=id_, reply={"number": item, "points": 1}, tenant="acme")
+        await run.wait(timeout=30)
+
+    rows = await h.sql("select distinct tenant, priority, queue, share is not null, share from stepwell.instances")
+    assert [tuple(row)[:4] for row in rows] == [("acme", 3, "default", True)]
+    assert seen.ends == [[0, 1]]
+    await h.sql("delete from stepwell.queues")
