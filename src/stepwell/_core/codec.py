@@ -142,13 +142,18 @@ class StateType:
         """Whether it has nothing but known fields with plain values: then encoding it sees all that a scan would."""
         return mapping.keys() <= self._record.names.keys() and _PLAIN.issuperset(map(type, mapping.values()))
 
-    def encode(self, value: object) -> str:
-        """The text to store for a state after a step."""
+    def encode(self, value: object, encoded: bytes | None = None) -> str:
+        """The text to store for a state; `encoded`, if it is encoded already."""
         if type(value) is not self._class and not (self._is_mapping and isinstance(value, Mapping)):
             raise InvalidState(self.field, f"expected {self._name}, got {_type_name(value)}")
-        if self._record.defaults:
-            self._record.complete(value)
-        return write(value, self._place, self.field, risky=self._risky, decoder=self._verifier)
+        if self._record.defaults and self._record.complete(value):
+            encoded = None
+        return write(value, self._place, self.field, risky=self._risky, decoder=self._verifier, encoded=encoded)
+
+    def changed(self, value: object, mark: bytes | None) -> str | None:
+        """The text to store for a state after a step; None if it is as it was when the mark was made."""
+        encoded = self.mark(value)
+        return None if mark is not None and encoded == mark else self.encode(value, encoded)
 
     def mark(self, value: object) -> bytes | None:
         """What tells later whether the author has changed this state; None if that can not be told."""
@@ -244,12 +249,14 @@ def _is_suspect(encoded: bytes) -> bool:
 
 def write(
     value: object, place: Place, field: str, *, risky: bool, decoder: msgspec.json.Decoder[Any] | None,
-) -> str:
+    encoded: bytes | None = None,
+) -> str:  # fmt: skip
     """The text of a value that fits its place, and, with a decoder, is known to decode again."""
     try:
         if risky:
             scan(value, place, field, thorough=False)
-        encoded = _ENCODER.encode(value)
+        if encoded is None:
+            encoded = _ENCODER.encode(value)
         suspect = _is_suspect(encoded)
         if suspect or (not risky and b"null" in encoded):
             scan(value, place, field, thorough=suspect)

@@ -15,7 +15,7 @@ from stepwell._core.status import Hold, Status
 NOW = timedelta(0)
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The new row of one claim, and the parts of its side row that change; JSON is text by now."""
 
     claim: Claim

@@ -54,12 +54,15 @@ class Record:
     forbids_unknown: bool = False
     defaults: dict[str, object] = dataclasses.field(default_factory=dict)
 
-    def complete(self, value: object) -> None:
-        """Puts on a dataclass the defaults msgspec leaves on its class, where its encoder does not look."""
+    def complete(self, value: object) -> bool:
+        """Puts on a dataclass the defaults msgspec leaves on its class, where its encoder does not look; tells whether
+        there may have been some."""
         own = vars(value)
-        if len(own) < len(self.attributes):
-            for name, default in self.defaults.items():
-                own.setdefault(name, default)
+        if len(own) >= len(self.attributes):
+            return False
+        for name, default in self.defaults.items():
+            own.setdefault(name, default)
+        return True
 
 
 def _uniform(rule: Rule) -> Place:

@@ -12,7 +12,7 @@ from stepwell._core.needs import Needs
 from stepwell._core.status import Hold, Status
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """One executing row in a worker's hands, until its outcome is committed."""
 
     id: int

@@ -122,7 +122,8 @@ class Registry:
 
     def find(self, name: str, version: int) -> Definition | None:
         """The definition that runs this version as it is."""
-        return self._versions.get(name, {}).get(version)
+        versions = self._versions.get(name)
+        return None if versions is None else versions.get(version)
 
     def successor(self, name: str, version: int) -> Definition | None:
         """The newest later version that knows how to bring this one forward."""

@@ -19,7 +19,7 @@ from stepwell._core.status import Hold, Status
 from stepwell.errors import InvalidOutcome
 from stepwell.job import exponential
 from stepwell.machine import step_name
-from stepwell.outcomes import Ask, AskEach, Await, Done, Next, Retry, Spawn, StepRef, Stop, Unset
+from stepwell.outcomes import UNSET, Ask, AskEach, Await, Done, Next, Retry, Spawn, StepRef, Stop, Unset
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 20_000
@@ -78,23 +78,22 @@ def _next(
 ) -> Commit:
     key = outcome.concurrency_key
     step = target(definition, "step", outcome.step)
-    delay = NOW if outcome.delay is None else check_delay("delay", outcome.delay)
-    return Commit(
-        claim=claim,
-        status=Status.RUNNABLE,
-        step=step,
-        version=definition.version,
-        attempt=0,
-        delay=delay,
-        queue=None if outcome.queue is None else check_queue(outcome.queue),
-        priority=None if outcome.priority is None else check_priority(outcome.priority),
-        switches_key=not isinstance(key, Unset),
-        concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
-        consumes=awaited,
+    commit = Commit(
+        claim=claim, status=Status.RUNNABLE, step=step, version=definition.version, attempt=0, consumes=awaited,
         state=state,
         needs=registry.limits.of_next(
             definition.needs.get(step), claim.needs, outcome.concurrency_limit, outcome.rate_limit, outcome.weight
         ),
+    )  # fmt: skip
+    if key is UNSET and outcome.delay is None and outcome.queue is None and outcome.priority is None:
+        return commit
+    return replace(
+        commit,
+        delay=NOW if outcome.delay is None else check_delay("delay", outcome.delay),
+        queue=None if outcome.queue is None else check_queue(outcome.queue),
+        priority=None if outcome.priority is None else check_priority(outcome.priority),
+        switches_key=not isinstance(key, Unset),
+        concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
     )
 
 
@@ -226,10 +225,9 @@ def failure_text(reason: str | BaseException) -> str:
 
 def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> str | None:
     """The state as text if it differs from the one that was handed out. A job's arguments never change."""
-    if definition.is_job or (mark is not None and definition.state.mark(state) == mark):
-        return None
-    text = definition.state.encode(state)
-    check_size(text, "state", max_payload)
+    text = None if definition.is_job else definition.state.changed(state, mark)
+    if text is not None:
+        check_size(text, "state", max_payload)
     return text
 
 

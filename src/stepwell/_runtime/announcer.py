@@ -27,6 +27,8 @@ class Announcer:
             self._notifier.announce_due()
         by_id = {commit.claim.id: commit for commit in commits}
         for row in flushed.committed:
+            if row.status is Status.EXECUTING:  # it goes on here, and nobody waits for that
+                continue
             commit = by_id[row.id]
             if row.status is Status.RUNNABLE and row.hold is None:
                 wakes[row.queue] += 1

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -220,11 +221,7 @@ class Executor:
 
     async def _run(self, hand: Hand, stored: Read) -> None:
         try:
-            following: Read | None = stored
-            steps_ahead = 0
-            while following is not None:
-                following = await self._run_step(hand, following, steps_ahead)
-                steps_ahead += 1
+            await self._run_steps(hand, stored)
         except asyncio.CancelledError:
             if not hand.abandoned:
                 raise
@@ -235,34 +232,46 @@ class Executor:
             self._leave_slot(hand)
             self._hands.drop(hand.claim)
 
-    async def _run_step(self, hand: Hand, stored: Read, steps_ahead: int) -> Read | None:
-        """Run one step to its commit; returns what the next one runs with if the row stays ours."""
-        claim = hand.claim
-        try:
-            run = prepare(claim, stored, self._surroundings)
-        except Unfit as reason:
-            log.warning("executor: %s: put aside: %s", claim.label, reason)
-            self._leave_slot(hand)
-            await self._submit(hand, unfit(claim, str(reason)))
-            return None
+    async def _run_steps(self, hand: Hand, stored: Read) -> None:
+        """Run a step to its commit, and as many of the next ones as the row stays ours for."""
+        for steps_ahead in count():
+            claim = hand.claim
+            try:
+                run = prepare(claim, stored, self._surroundings)
+            except Unfit as reason:
+                log.warning("executor: %s: put aside: %s", claim.label, reason)
+                self._leave_slot(hand)
+                await self._submit(hand, unfit(claim, str(reason)))
+                return
+            commit = await (self._attempt(hand, run) if run.is_ordinary else self._decide(hand, run))
+            if commit is None:
+                return
+            if _probes.hooks:
+                await _probes.reach("executor.returned", id=claim.id)
+            if steps_ahead < self._run_ahead and self._may_go_on(commit):
+                commit = replace(commit, goes_on=True)
+            elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+                self._leave_slot(hand)
+            try:
+                verdict = await self._submit(hand, commit)
+            except RefusedByDatabase as error:
+                await self._refused(hand, run, error)
+                return
+            if verdict is not Verdict.GOES_ON:
+                return
+            hand.go_on(commit.continues_as)
+            if hand.revoked:
+                log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
+                return
+            stored = Read(run.stored_after(commit))
+
+    async def _decide(self, hand: Hand, run: Run) -> Commit | None:
+        """The commit of what is no ordinary step; None if its transaction has ended it."""
         if run.ended is not None:
-            commit = run.failure(run.ended)
-        elif run.obstacle is not None:  # there is no state, or no reply, to run the step with
-            commit = await self._handled(hand, run, run.obstacle)
-        elif run.step.transactional:
-            decided = await self._transact(hand, run)
-            if decided is None:
-                return None
-            commit = decided
-        else:
-            commit = await self._attempt(hand, run)
-        if _probes.hooks:
-            await _probes.reach("executor.returned", id=claim.id)
-        if steps_ahead < self._run_ahead and self._may_go_on(commit):
-            commit = replace(commit, goes_on=True)
-        elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
-            self._leave_slot(hand)
-        return await self._commit(hand, run, commit)
+            return run.failure(run.ended)
+        if run.obstacle is not None:  # there is no state, or no reply, to run the step with
+            return await self._handled(hand, run, run.obstacle)
+        return await self._transact(hand, run)
 
     def _may_go_on(self, commit: Commit) -> bool:
         """Whether the next step may run on the same claim: nothing is to be asked, loaded or let go before it."""
@@ -272,24 +281,13 @@ class Executor:
             and not self._is_draining and self._lanes[claim.queue].lets_run_ahead(claim.priority)
         )  # fmt: skip
 
-    async def _commit(self, hand: Hand, run: Run, commit: Commit) -> Read | None:
-        """Bring an outcome to the flusher, and what is refused to `handle`; returns what the next step runs with."""
+    async def _refused(self, hand: Hand, run: Run, error: RefusedByDatabase) -> None:
+        """Bring what Postgres has refused to `handle`."""
+        commit = await self._handled(hand, run, error)
         try:
-            verdict = await self._submit(hand, commit)
-        except RefusedByDatabase as error:
-            commit = await self._handled(hand, run, error)
-            try:
-                await self._submit(hand, commit)
-            except RefusedByDatabase:
-                await self._submit(hand, failed(hand.claim, hand.claim.version, error))
-            return None
-        if verdict is not Verdict.GOES_ON:
-            return None
-        hand.go_on(commit.continues_as)
-        if hand.revoked:
-            log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
-            return None
-        return Read(run.stored_after(commit))
+            await self._submit(hand, commit)
+        except RefusedByDatabase:
+            await self._submit(hand, failed(hand.claim, hand.claim.version, error))
 
     def _submit(self, hand: Hand, commit: Commit) -> asyncio.Future[Verdict]:
         hand.submitted, hand.goes_on = True, commit.goes_on
@@ -301,7 +299,12 @@ class Executor:
         self._tally.steps += 1
         try:
             step = run.step
-            outcome = await self._caller.call(run.claim, step, step.function, step.is_async, run.definition.owner, ctx)
+            if step.is_async and step.timeout is None:
+                outcome = await step.function(run.definition.owner, ctx)
+            else:
+                outcome = await self._caller.call(
+                    run.claim, step, step.function, step.is_async, run.definition.owner, ctx
+                )
             if isinstance(outcome, AskEach):
                 return await self._filled(run, outcome, ctx)
             return run.commit(outcome, ctx)

@@ -8,6 +8,8 @@ from datetime import timedelta
 from enum import Enum
 from time import perf_counter
 
+import msgspec
+
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import Contention, Outage, Refusal, StoreFault
@@ -41,18 +43,15 @@ class Verdict(Enum):
     STALE = "stale"  # the claim was no longer ours; nothing of the outcome is visible
 
 
-class _Entry:
+class _Entry(msgspec.Struct, eq=False):
     """One commit on its way, and who waits for it."""
 
-    __slots__ = ("answer", "commit", "doubted", "is_resting", "patience", "verdict")
-
-    def __init__(self, commit: Commit, answer: asyncio.Future[Verdict], doubted: Commit | None) -> None:
-        self.commit = commit
-        self.answer = answer
-        self.verdict: Verdict | None = None  # known; who waits may not have been told yet
-        self.doubted = doubted  # what may have landed: an earlier try that ended without an answer
-        self.patience = FIRST_PATIENCE
-        self.is_resting = False  # its row is locked by somebody else; it comes back by itself
+    commit: Commit
+    answer: asyncio.Future[Verdict]
+    doubted: Commit | None  # what may have landed: an earlier try that ended without an answer
+    verdict: Verdict | None = None  # known; who waits may not have been told yet
+    patience: float = FIRST_PATIENCE
+    is_resting: bool = False  # its row is locked by somebody else; it comes back by itself
 
 
 class Flusher(Service):

@@ -28,6 +28,8 @@ class Loaded:
         self.unreadable: dict[int, InvalidPayload] = {}
 
     def beside(self, id_: int, stored: Stored) -> Read:
+        if not (self.inboxes or self.families or self.units or self.unreadable):
+            return Read(stored.state, stored.unchecked)
         return Read(
             stored.state, stored.unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
             self.units.get(id_), self.unreadable.get(id_),

@@ -79,6 +79,13 @@ class Run(msgspec.Struct, frozen=True):
     ended: AwaitTimeout | ItemFailed | None = None  # what it asked has ended so that the instance is to fail
 
     @property
+    def is_ordinary(self) -> bool:
+        """Whether its step is to run, with its commit by the flusher."""
+        return (
+            self.ended is None and self.misfit is None and self.wrong_reply is None and not self.step.transactional
+        )
+
+    @property
     def obstacle(self) -> InvalidInput | None:
         """Why the step can not run; it goes to `handle`."""
         return self.misfit or self.wrong_reply
@@ -94,13 +101,17 @@ class Run(msgspec.Struct, frozen=True):
 
     def _context(self, state: Any, connection: Any, *, in_handle: bool) -> Context[Any]:
         claim = self.claim
-        return Context(
+        ctx = Context(
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
-            step=self.step.name, attempt=claim.attempt, fence=claim.fence, worker_id=claim.worker_id,
-            state=state, resources=self.surroundings.resources,
-            inbox=self.inbox, awaited=self.awaited, children=self.children, replies=self.replies,
-            _connection=connection, _in_handle=in_handle, _outputs=self._outputs,
+            step=self.step.name, attempt=claim.attempt, fence=claim.fence, state=state, worker_id=claim.worker_id,
+            resources=self.surroundings.resources, _connection=connection, _in_handle=in_handle,
             _keep_thread=self.surroundings.keep_thread,
+        )  # fmt: skip
+        if not (self.inbox or self.children or claim.unit_id is not None):
+            return ctx
+        return replace(
+            ctx, inbox=self.inbox, awaited=self.awaited, children=self.children, replies=self.replies,
+            _outputs=self._outputs,
         )  # fmt: skip
 
     async def _outputs(self, after: int, limit: int) -> list[tuple[int, str]]:

@@ -57,7 +57,7 @@ class Claimed:
         return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(msgspec.Struct, frozen=True, gc=False):
     """A row after its commit, and what to tell whom."""
 
     id: int

@@ -76,7 +76,7 @@ async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, ol
     return Beat(dict(zip(carried, fences, strict=True)), dict(zip(old_ones, keys, strict=True)))
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """A stored state; unchecked if it came in by SQL and has met no type yet."""
 
     state: str
