@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
@@ -20,6 +20,7 @@ from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
 from stepwell._store.wire import encode_bare, encode_commits
+from stepwell._store.workers import Stored
 from stepwell.errors import InvalidPayload
 
 
@@ -50,11 +51,18 @@ class Claimed:
     foreign: list[Contender]
     missed: bool
     limited: list[Contender]
+    states: Mapping[int, Stored] = field(default_factory=dict)  # of the claims, where they were read with them
+    others: int = 0  # rows that only another statement can claim
 
     @property
     def window(self) -> int:
         """How many rows were looked at."""
-        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
+        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited) + self.others
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no row of the window needed more than a worker."""
+        return self.window == len(self.claims) and all(claim.concurrency_key is None for claim in self.claims)
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
@@ -207,6 +215,25 @@ async def claim(
     return read_claims(
         await db.fetch("instances/claim", worker_id, queue, limit, labels, passed_over), worker_id, queue
     )
+
+
+async def claim_plain(
+    db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str] = ()
+) -> Claimed:
+    """Claim what needs nothing but a worker, with its states."""
+    *rows, last = await db.fetch("instances/claim_plain", worker_id, queue, limit, labels, passed_over)
+    claimed_at, states = last["claimed_at"], {}
+    claims: list[Claim] = []
+    for (
+        id_, fence, machine, version, step, attempt, crashes, tenant, key, has_inbox, awaits, parent_id, round_,
+        priority, unit_id, state, unchecked, _,
+    ) in rows:  # fmt: skip
+        claims.append(
+            Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, key, None, queue,
+                  claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None, unit_id)
+        )  # fmt: skip
+        states[id_] = Stored(state, unchecked)
+    return Claimed(claims, [], [], last["fence"] > 0, [], states, last["version"])
 
 
 def read_claims(rows: Sequence[Row], worker_id: int, queue: str) -> Claimed:

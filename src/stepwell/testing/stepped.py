@@ -143,9 +143,9 @@ class SteppedWorker(Worker):
         self._pruner = Still()  # type: ignore[assignment]
 
     def _take_noting(self, take: Take) -> Take:
-        async def noting(claims: Sequence[Claim]) -> None:
+        async def noting(claims: Sequence[Claim], *states: Any) -> None:
             self.taken += claims
-            await take(claims)
+            await take(claims, *states)
 
         return noting
 
