@@ -173,7 +173,8 @@ async def test_a_mark_and_a_signal_that_come_meanwhile_are_told_by_a_bare_commit
         await gate.open()
         [committed] = await committing
 
-    assert [list(ids or ()) for ids in committed] == [[first, second], [second], [second], [second]]
+    told = [committed[name] for name in ("ids", "sent_back", "watched", "with_inbox", "joining")]
+    assert told == [[first, second], [second], [second], [second], None]
     stayed, sent_back = await row(connection, first), await row(connection, second)
     assert (stayed["status"], stayed["worker_id"], stayed["fence"]) == ("executing", worker, 2)
     assert (sent_back["status"], sent_back["worker_id"], sent_back["fence"]) == ("runnable", None, 2)
@@ -365,7 +366,7 @@ async def test_a_sending_that_another_worker_has_taken_over_is_not_noted(
 def test_the_plain_claim_looks_at_the_window_of_the_other_and_writes_what_it_writes() -> None:
     plain, other = (statement(f"instances/{name}") for name in ("claim_plain", "claim"))
 
-    for first, last in (("  from stepwell.instances i\n", "skip locked\n"), ("  update stepwell.instances i\n", "  from")):
+    for first, last in (("  from stepwell.instances i\n", "skip locked\n"), ("  update stepwell.", "  from")):
         assert _between(plain, first, last) == _between(other, first, last)
 
 

@@ -54,10 +54,20 @@ async def flush(
 
 async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None:
     try:
+        if any(commit.joins is not None for commit in commits):
+            return await _flush_ends(db, commits)
         committed = await instances.commit_bare(db, commits)
     except Contention:
         return Flushed([], was_hindered=True)
     return None if committed is None else Flushed(committed, _left_inboxes(committed))
+
+
+async def _flush_ends(db: Database, commits: Sequence[Commit]) -> Flushed | None:
+    """The same with ends of children among them, counted in the same transaction."""
+    if not all(commit.is_bare for commit in commits):
+        return None
+    async with db.transaction() as session:
+        return await write(session, commits, barely=True)
 
 
 def _left_inboxes(committed: list[Committed]) -> list[int]:
@@ -74,11 +84,11 @@ async def _flush(db: Database, commits: Sequence[Commit], lock_timeout: timedelt
         return await write(session, commits)
 
 
-async def write(session: Session, commits: Sequence[Commit]) -> Flushed:
+async def write(session: Session, commits: Sequence[Commit], *, barely: bool = False) -> Flushed:
     """Write outcomes, and all that hangs on them, in the transaction of the session."""
     held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
     ready = await _with_free_parents(session, commits)
-    flushed = Flushed(await instances.commit(session, ready) if ready else [])
+    flushed = Flushed(await _committed(session, ready, barely=barely) if ready else [])
     rows = {row.id: row for row in flushed.committed}
     landed = [commit for commit in ready if commit.claim.id in rows]
     await _use_signals(session, landed, rows, flushed)
@@ -100,6 +110,17 @@ async def write(session: Session, commits: Sequence[Commit]) -> Flushed:
     if slots:
         flushed.freed_queues += await limits.free(session, slots)
     return flushed
+
+
+async def _committed(session: Session, commits: list[Commit], *, barely: bool) -> list[Committed]:
+    """Commit what is bare the short way, if that is wanted, and what it leaves out the long one."""
+    found = await instances.commit_bare(session, commits) if barely else None
+    if found is None:
+        return await instances.commit(session, commits)
+    if len(found) == len(commits):
+        return found
+    landed = {row.id for row in found}
+    return found + await instances.commit(session, [commit for commit in commits if commit.claim.id not in landed])
 
 
 async def _with_free_parents(session: Session, commits: Sequence[Commit]) -> list[Commit]:

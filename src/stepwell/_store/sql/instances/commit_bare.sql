@@ -10,7 +10,8 @@
 -- Locks: the rows, by the update itself. Who waits 10 ms for a transaction that is not the engine's gives up, and
 --   nothing is committed; commit.sql, which locks before it writes, and costs twice as much, passes such rows over.
 -- Returns: one row: the ids that are committed; those of them that were to go on and do not; those that a client waits
---   for; those with an inbox.
+--   for; those with an inbox; the ends that are to be counted, with the parent's round, or the unit, they belong to.
+--   What has been counted before (a child that was retried) is not committed here: only commit.sql can tell.
 with bounded as materialized (
   select set_config('lock_timeout', '10', true)
 ), committed as (
@@ -34,6 +35,7 @@ with bounded as materialized (
       filling_unit_id = null,
       children_pending = 0,
       slot = null,
+      joined = i.joined or (i.parent_id is not null and o.status = 'done'),
       updated_at = stepwell.now(),
       finished_at = case when o.status = 'done' then stepwell.now() end
   from unnest($2::text::bigint[], $3::text::bigint[], $4::text::text[], string_to_array($5::text, E'\x1e'),
@@ -41,7 +43,9 @@ with bounded as materialized (
        as o(id, fence, status, step, state, result)
   cross join bounded
   where i.id = any (array[o.id]) and i.worker_id = $1::bigint and i.fence = o.fence
-  returning i.id, o.status = 'executing' and i.has_inbox as is_sent_back, i.watched, i.has_inbox, o.state, o.result
+    and (o.status <> 'done' or not i.joined)
+  returning i.id, o.status = 'executing' and i.has_inbox as is_sent_back, i.watched, i.has_inbox, o.state, o.result,
+            o.status = 'done' and i.parent_id is not null as joins, i.parent_id, i.parent_round, i.continues_unit_id
 ), stored as (
   update stepwell.instance_data d
   set state = coalesce(c.state::jsonb, d.state), result = c.result::jsonb, error = null, unchecked = false
@@ -51,5 +55,8 @@ with bounded as materialized (
 select array_agg(c.id) as ids,
        array_agg(c.id) filter (where c.is_sent_back) as sent_back,
        array_agg(c.id) filter (where c.watched) as watched,
-       array_agg(c.id) filter (where c.has_inbox) as with_inbox
+       array_agg(c.id) filter (where c.has_inbox) as with_inbox,
+       array_agg(c.id) filter (where c.joins) as joining,
+       array_agg(c.parent_round) filter (where c.joins) as parent_rounds,
+       array_agg(c.continues_unit_id) filter (where c.joins) as continues
 from committed c
