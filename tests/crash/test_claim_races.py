@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell._core.faults import Conflict
-from stepwell._store import flushes, instances
+from stepwell._store import flushes, shortcuts
 from stepwell._store.statements import statement
 from stepwell._store.translation import translated
 from tests.support.race import Plain, Race, Session, done, following
@@ -52,7 +52,7 @@ async def test_a_state_that_comes_with_its_claim_is_never_the_one_before_a_commi
     one, other = await race.session(), (await race.session()).change("instances/claim_plain", GATE, *changes)
     late, labels = await race.worker(other), ["Plain@1"]
     claiming = await held_at_gate(
-        race, one, other, instances.claim_plain(other, late, "default", 10, labels)
+        race, one, other, shortcuts.claim_plain(other, late, "default", 10, labels)
     )
     await pass_step_a(race, one)
 
@@ -63,7 +63,7 @@ async def test_a_state_that_comes_with_its_claim_is_never_the_one_before_a_commi
         assert [stored.state for stored in first.states.values()] == [late_state]
         return
     assert (first.claims, first.missed) == ([], True)
-    again = await instances.claim_plain(other, late, "default", 10, labels)
+    again = await shortcuts.claim_plain(other, late, "default", 10, labels)
     assert [(claim.step, again.states[claim.id].state) for claim in again.claims] == [("b", '{"by": "a"}')]
 
 

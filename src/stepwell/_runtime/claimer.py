@@ -12,7 +12,7 @@ from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
-from stepwell._store import instances, keys, shares, workers
+from stepwell._store import instances, keys, shares, shortcuts, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Claimed, Contender
 
@@ -119,7 +119,7 @@ class Claimer(Service):
                 if lane.turns is not None:
                     return await self._claim_in_turn(worker_id, lane, lane.turns, demand, labels)
                 if lane.is_plain:
-                    return await instances.claim_plain(
+                    return await shortcuts.claim_plain(
                         self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
                     )
                 claimed = await instances.claim(

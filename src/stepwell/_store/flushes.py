@@ -11,7 +11,7 @@ from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.faults import Contention
 from stepwell._core.status import Status
-from stepwell._store import children, instances, keys, limits, signals, units
+from stepwell._store import children, instances, keys, limits, shortcuts, signals, units
 from stepwell._store.database import Database, Session
 from stepwell._store.instances import Committed, Started
 from stepwell._store.units import Resolved
@@ -56,7 +56,7 @@ async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None
     try:
         if any(commit.joins is not None for commit in commits):
             return await _flush_ends(db, commits)
-        committed = await instances.commit_bare(db, commits)
+        committed = await shortcuts.commit_bare(db, commits)
     except Contention:
         return Flushed([], was_hindered=True)
     return None if committed is None else Flushed(committed, _left_inboxes(committed))
@@ -114,7 +114,7 @@ async def write(session: Session, commits: Sequence[Commit], *, barely: bool = F
 
 async def _committed(session: Session, commits: list[Commit], *, barely: bool) -> list[Committed]:
     """Commit what is bare the short way, if that is wanted, and what it leaves out the long one."""
-    found = await instances.commit_bare(session, commits) if barely else None
+    found = await shortcuts.commit_bare(session, commits) if barely else None
     if found is None:
         return await instances.commit(session, commits)
     if len(found) == len(commits):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import attrgetter
@@ -19,7 +19,7 @@ from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
-from stepwell._store.wire import encode_bare, encode_commits
+from stepwell._store.wire import encode_commits
 from stepwell._store.workers import Stored
 from stepwell.errors import InvalidPayload
 
@@ -217,25 +217,6 @@ async def claim(
     )
 
 
-async def claim_plain(
-    db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str] = ()
-) -> Claimed:
-    """Claim what needs nothing but a worker, with its states."""
-    *rows, last = await db.fetch("instances/claim_plain", worker_id, queue, limit, labels, passed_over)
-    claimed_at, states = last["claimed_at"], {}
-    claims: list[Claim] = []
-    for (
-        id_, fence, machine, version, step, attempt, crashes, tenant, key, has_inbox, awaits, parent_id, round_,
-        priority, unit_id, state, unchecked, _,
-    ) in rows:  # fmt: skip
-        claims.append(
-            Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, key, None, queue,
-                  claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None, unit_id)
-        )  # fmt: skip
-        states[id_] = Stored(state, unchecked)
-    return Claimed(claims, [], [], last["fence"] > 0, [], states, last["version"])
-
-
 def read_claims(rows: Sequence[Row], worker_id: int, queue: str) -> Claimed:
     """The answer to a claim, also to that of a fair queue."""
     claims: list[Claim] = []
@@ -263,43 +244,6 @@ async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
         Committed(id_, _STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
         for id_, status, queue, hold, *rest in rows
     ]
-
-
-async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> list[Committed] | None:
-    """The same for bare outcomes of one worker. None if these are not, or a separator is among their words."""
-    worker_id = commits[0].claim.worker_id
-    if not all(commit.is_bare and commit.claim.worker_id == worker_id for commit in commits):
-        return None
-    texts = encode_bare(commits)
-    if texts is None:
-        return None
-    [(ids, *marks, joining, rounds, units_)] = await db.fetch("instances/commit_bare", worker_id, *texts)
-    landed = commits if ids is not None and len(ids) == len(commits) else _among(commits, ids or ())
-    sent_back, watched, with_inbox = [frozenset(mark or ()) for mark in marks]
-    rows = [
-        Committed(
-            (id_ := commit.claim.id),
-            Status.EXECUTING if commit.goes_on and id_ not in sent_back else commit.status,
-            commit.claim.queue, None, id_ in watched, id_ in with_inbox, commit.claim.round, None, None,
-        )
-        for commit in landed
-    ]  # fmt: skip
-    if not joining:
-        return rows
-    ends = dict(zip(joining, zip(rounds, units_, strict=True), strict=True))
-    parents = {commit.claim.id: commit.claim.parent_id for commit in landed}
-    return [_ended(row, parents[row.id], *ends[row.id]) if row.id in ends else row for row in rows]
-
-
-def _ended(row: Committed, parent_id: int | None, round_: int | None, unit_id: int | None) -> Committed:
-    """The end of a child, or of an answer that went on by itself."""
-    joins = parent_id if unit_id is None else None
-    return msgspec.structs.replace(row, joins=joins, parent_round=round_, continues=unit_id)
-
-
-def _among(commits: Sequence[Commit], ids: Collection[int]) -> list[Commit]:
-    landed = frozenset(ids)
-    return [commit for commit in commits if commit.claim.id in landed]
 
 
 _STATUSES = {str(status): status for status in Status}
