@@ -30,6 +30,7 @@ from examples.csv_payments.writing import read_output
 from stepwell import Engine
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
 
 FOLDER = Path(__file__).parents[2] / "examples" / "csv_payments"
 QUICK = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 100, "linger.ms": 0}
@@ -199,6 +200,33 @@ async def test_broken_rows_are_put_aside_with_their_lines_and_each_input_has_its
     assert names(folder) == [
         "a.CSV", "a.CSV.out", "b.csv", "b.csv.out", "b.csv.rejected", "c.csv", "c.csv.out", "nobody.txt"
     ]  # fmt: skip
+
+
+async def test_a_worker_that_is_killed_while_it_reads_leaves_no_line_out_and_rejects_none_twice(
+    make_harness: MakeHarness, tmp_path: Path, folder: Path
+) -> None:
+    lines = list(sample(1_500))
+    lines[5::7] = ["broken"] * len(lines[5::7])
+    source, h = folder / "some.csv", await make_harness()
+    source.write_text("\n".join(lines), "utf-8")
+
+    async with Processes(tmp_path, h.url, kafka=QUICK) as processes:
+        pipeline = WRITTEN["yaml"](processes.brokers)
+        async with Engine(h.url, machines=[pipeline], transports=pipeline.transports, token_keys=TOKEN_KEYS) as engine:
+            run = await engine.start(pipeline, CsvFolder(str(folder)))
+            first, _ = await processes.worker(), await processes.provider()
+            await eventually(lambda: asked_some(h))
+            await first.kill()
+            await processes.worker()
+            await run.result(PATIENCE)
+
+    assert ids(folder / "some.csv.out") == [line.partition(",")[0] for line in lines[1:] if line != "broken"]
+    assert [line.line for line in read_rejected(source)] == [*range(6, len(lines) + 1, 7)]
+
+
+async def asked_some(h: Harness) -> bool:
+    [row] = await h.sql("select count(*) as number from stepwell.interactions")
+    return bool(row["number"])
 
 
 async def test_the_command_runs_it_all_and_tells_it_in_plain_lines(folder: Path, tmp_path: Path) -> None:
