@@ -6,7 +6,7 @@ import pytest
 
 from stepwell import DefinitionError, InvalidPipeline
 from stepwell.pipelines import Boundary, Cardinality, Pipeline, await_
-from stepwell.pipelines.declaring import Part
+from stepwell.pipelines.parts import Part
 from stepwell.pipelines.planning import Segment, plan
 from tests.pipelines.examples import Item, Priced, cheaper, count, double, numbered, total, twice_if_odd
 

@@ -12,8 +12,9 @@ from stepwell._core.questions import MAX_WINDOW
 from stepwell._core.references import shown
 from stepwell._core.replies import reply_type
 from stepwell.errors import InvalidOutcome
-from stepwell.pipelines.declaring import Boundary, Cardinality, check_projector
+from stepwell.pipelines.declaring import check_projector
 from stepwell.pipelines.importing import Importer
+from stepwell.pipelines.parts import Boundary, Cardinality
 from stepwell.pipelines.sections import Section, near_miss
 from stepwell.pipelines.wiring import Wire, read_wire
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from stepwell._core.references import shown
-from stepwell.pipelines.declaring import RETRIES, Boundary, PipelineStep, type_behind
+from stepwell.pipelines.parts import RETRIES, Boundary, PipelineStep, type_behind
 
 if TYPE_CHECKING:
     from stepwell.pipelines.pipeline import Pipeline

@@ -1,103 +1,22 @@
-"""How a pipeline is written in Python: steps by their cardinality, and boundaries at which it asks the world."""
+"""How a pipeline is written in Python: decorators that make steps of functions, and `await_` for boundaries."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from enum import StrEnum
 from functools import partial
-from types import UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack, get_args, get_origin, get_type_hints, overload
 
 from stepwell._core.references import refer_function, shown
-from stepwell._core.replies import Projected
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError
 from stepwell.outcomes import OnTimeout
+from stepwell.pipelines.parts import MAX_ITEMS, RETRIES, Boundary, Cardinality, OnError, PipelineStep, exponential
 
-OnError: TypeAlias = Literal["fail", "reject"]
-RETRIES = 3
+Function: TypeAlias = Callable[..., Any]
 _PROJECTED = 3  # the request, what the actor sent, and what is known about it
-MAX_ITEMS = 10_000
 _STREAMS = (AsyncIterator, AsyncIterable, Iterator, Iterable, list)
-
-
-class Cardinality(StrEnum):
-    """How many go in, how many come out."""
-
-    ONE_TO_ONE = "ONE_TO_ONE"
-    ONE_TO_MANY = "ONE_TO_MANY"
-    MANY_TO_ONE = "MANY_TO_ONE"
-    MANY_TO_MANY = "MANY_TO_MANY"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Cardinality | None:
-        """Other names that pipelines elsewhere have for them."""
-        return {"EXPANSION": cls.ONE_TO_MANY, "REDUCTION": cls.MANY_TO_ONE}.get(str(value))
-
-    @property
-    def is_aggregate(self) -> bool:
-        """It takes the whole stream, so that items go no further alone."""
-        return self in (Cardinality.MANY_TO_ONE, Cardinality.MANY_TO_MANY)
-
-    @property
-    def gives_many(self) -> bool:
-        return self in (Cardinality.ONE_TO_MANY, Cardinality.MANY_TO_MANY)
-
-
-def exponential(attempt: int) -> timedelta:
-    """0.5 s, 1 s, 2 s… up to 30 s: the pause before the next try, after so many (from 1)."""
-    return min(timedelta(seconds=0.5) * (1 << min(attempt - 1, 10)), timedelta(seconds=30))
-
-
-class PipelineStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One ordinary step: a function over one item, or over the whole stream."""
-
-    name: str
-    function: Callable[..., Any]
-    cardinality: Cardinality
-    input: Any = Any  # of one item
-    output: Any = Any
-    retries: int = RETRIES
-    backoff: Callable[[int], timedelta] = exponential
-    on_error: OnError = "fail"
-    accepts: tuple[type, ...] = ()  # items of other types pass it by; none: it takes all
-
-
-class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the pipeline asks the world, and goes on by its answers."""
-
-    name: str
-    over: str  # the transport
-    output: Any
-    input: Any = Any
-    cardinality: Cardinality = Cardinality.ONE_TO_ONE
-    timeout: timedelta | None = None
-    on_timeout: OnTimeout = "fail"
-    idempotency: tuple[str, ...] = ()
-    shared: bool = False
-    token: bool = False
-    window: int = 200
-    assignee: str | None = None
-    group: str | None = None
-    max_items: int = MAX_ITEMS
-    completion: Any = None  # what the other side sends, if a projector makes the output of it
-    projector: Callable[..., Any] | None = None
-
-    @property
-    def reply(self) -> Any:
-        """What its questions ask for."""
-        output = list[self.output] if self.cardinality.gives_many else self.output  # type: ignore[name-defined]  # a value
-        if self.projector is None:
-            return output
-        request = list[self.input] if self.cardinality.is_aggregate else self.input  # type: ignore[name-defined]  # a value
-        return Projected(request, self.completion, self.projector, output)
-
-
-Part: TypeAlias = PipelineStep | Boundary
 
 
 def await_(
@@ -117,7 +36,7 @@ def await_(
     group: str | None = None,
     max_items: int = MAX_ITEMS,
     completion: Any = None,
-    projector: Callable[..., Any] | None = None,
+    projector: Function | None = None,
 ) -> Boundary:
     """A boundary: ask over a transport, once or once per item, and go on by the answers.
 
@@ -135,7 +54,7 @@ def await_(
     )  # fmt: skip
 
 
-def check_projector(projector: Callable[..., Any]) -> str | None:
+def check_projector(projector: Function) -> str | None:
     """What is wrong with a projector: it is a plain function of three arguments that another process finds again."""
     if inspect.iscoroutinefunction(projector):
         return "a projector is a plain function, not `async def`: it only puts together what is there"
@@ -152,7 +71,7 @@ def check_projector(projector: Callable[..., Any]) -> str | None:
 
 def declare(
     cardinality: Cardinality,
-    function: Callable[..., Any] | None = None,
+    function: Function | None = None,
     /,
     *,
     name: str | None = None,
@@ -196,34 +115,36 @@ def check_accepts(accepts: Sequence[Any], cardinality: Cardinality) -> str | Non
     return None
 
 
-def type_behind(kind: Any, steps: Sequence[PipelineStep]) -> Any:
-    """The type of items of a type behind these steps; a union if some pass by."""
-    kinds = list(_variants(kind))
-    for step in steps:
-        passing = [one for one in kinds if step.accepts and not _is_accepted(one, step.accepts)]
-        kinds = [*dict.fromkeys([*passing, *(_variants(step.output) if len(passing) < len(kinds) else ())])]
-    return Any if Any in kinds else Union[tuple(kinds)]  # noqa: UP007 - of as many as there are
+class StepOptions(TypedDict, total=False):
+    """What the decorators take."""
+
+    name: str | None
+    retries: int
+    backoff: Callable[[int], timedelta]
+    on_error: OnError
+    accepts: type | tuple[type, ...]
 
 
-def _variants(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+class Decorator(Protocol):
+    """Makes a step of a function: bare, or with options."""
+
+    @overload
+    def __call__(self, function: Function, /, **options: Unpack[StepOptions]) -> PipelineStep: ...
+    @overload
+    def __call__(self, **options: Unpack[StepOptions]) -> Callable[[Function], PipelineStep]: ...
 
 
-def _is_accepted(kind: Any, accepts: tuple[type, ...]) -> bool:
-    return isinstance(kind, type) and issubclass(kind, accepts)
+one_to_one: Decorator = partial(declare, Cardinality.ONE_TO_ONE)
+one_to_many: Decorator = partial(declare, Cardinality.ONE_TO_MANY)
+many_to_one: Decorator = partial(declare, Cardinality.MANY_TO_ONE)
+many_to_many: Decorator = partial(declare, Cardinality.MANY_TO_MANY)
 
 
-one_to_one = partial(declare, Cardinality.ONE_TO_ONE)
-one_to_many = partial(declare, Cardinality.ONE_TO_MANY)
-many_to_one = partial(declare, Cardinality.MANY_TO_ONE)
-many_to_many = partial(declare, Cardinality.MANY_TO_MANY)
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
+def _is_async(function: Function) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _types(function: Callable[..., Any], where: str) -> tuple[Any, Any]:
+def _types(function: Function, where: str) -> tuple[Any, Any]:
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 1:
         raise DefinitionError(f"{where}: takes one parameter, the item or the stream, not {len(parameters)}")

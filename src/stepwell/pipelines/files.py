@@ -13,9 +13,9 @@ from stepwell._core.references import shown
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError, InvalidPipeline
 from stepwell.pipelines.boundaries import read_boundary, read_type
-from stepwell.pipelines.declaring import Boundary, Part
 from stepwell.pipelines.functions import StepReader, Steps
 from stepwell.pipelines.importing import Importer
+from stepwell.pipelines.parts import Boundary, Part
 from stepwell.pipelines.pipeline import Pipeline
 from stepwell.pipelines.rejecting import Sink, log_rejected
 from stepwell.pipelines.sections import Findings, Section, near_miss, open_file

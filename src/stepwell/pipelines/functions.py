@@ -12,8 +12,9 @@ import msgspec
 from stepwell._core.references import shown
 from stepwell.errors import DefinitionError
 from stepwell.pipelines.boundaries import CARDINALITIES, read_type, read_types
-from stepwell.pipelines.declaring import Cardinality, PipelineStep, check_accepts, declare
+from stepwell.pipelines.declaring import check_accepts, declare
 from stepwell.pipelines.importing import Importer
+from stepwell.pipelines.parts import Cardinality, PipelineStep
 from stepwell.pipelines.sections import Section
 
 Steps: TypeAlias = Mapping[str, PipelineStep | Callable[..., Any]]

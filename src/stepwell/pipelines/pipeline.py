@@ -17,8 +17,8 @@ from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
-from stepwell.pipelines.declaring import MAX_ITEMS, Boundary, Cardinality, Part, PipelineStep, type_behind
 from stepwell.pipelines.drawing import draw_svg, draw_text
+from stepwell.pipelines.parts import MAX_ITEMS, Boundary, Cardinality, Part, PipelineStep, type_behind
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
 from stepwell.pipelines.streaming import Closing, Stream

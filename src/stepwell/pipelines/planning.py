@@ -8,7 +8,7 @@ import msgspec
 
 from stepwell._core.replies import reply_type
 from stepwell.errors import InvalidOutcome, InvalidPipeline
-from stepwell.pipelines.declaring import Boundary, Cardinality, Part, PipelineStep
+from stepwell.pipelines.parts import Boundary, Cardinality, Part, PipelineStep
 from stepwell.pipelines.problems import PipelineProblem
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stepwell._runtime.threads import RunThread
 from stepwell.errors import Cancel, DefinitionError
-from stepwell.pipelines.declaring import Cardinality, PipelineStep
+from stepwell.pipelines.parts import Cardinality, PipelineStep
 from stepwell.pipelines.pulling import Pull, heard, is_plain
 from stepwell.pipelines.rejecting import Hearing, Sink, Teller
 

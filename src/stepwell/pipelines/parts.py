@@ -1,0 +1,110 @@
+"""What a pipeline is made of: steps by their cardinality, and boundaries at which it asks the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from types import UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import msgspec
+
+from stepwell._core.replies import Projected
+from stepwell.outcomes import OnTimeout
+
+OnError: TypeAlias = Literal["fail", "reject"]
+RETRIES = 3
+MAX_ITEMS = 10_000
+
+
+class Cardinality(StrEnum):
+    """How many go in, how many come out."""
+
+    ONE_TO_ONE = "ONE_TO_ONE"
+    ONE_TO_MANY = "ONE_TO_MANY"
+    MANY_TO_ONE = "MANY_TO_ONE"
+    MANY_TO_MANY = "MANY_TO_MANY"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cardinality | None:
+        """Other names that pipelines elsewhere have for them."""
+        return {"EXPANSION": cls.ONE_TO_MANY, "REDUCTION": cls.MANY_TO_ONE}.get(str(value))
+
+    @property
+    def is_aggregate(self) -> bool:
+        """It takes the whole stream, so that items go no further alone."""
+        return self in (Cardinality.MANY_TO_ONE, Cardinality.MANY_TO_MANY)
+
+    @property
+    def gives_many(self) -> bool:
+        return self in (Cardinality.ONE_TO_MANY, Cardinality.MANY_TO_MANY)
+
+
+def exponential(attempt: int) -> timedelta:
+    """0.5 s, 1 s, 2 s… up to 30 s: the pause before the next try, after so many (from 1)."""
+    return min(timedelta(seconds=0.5) * (1 << min(attempt - 1, 10)), timedelta(seconds=30))
+
+
+class PipelineStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One ordinary step: a function over one item, or over the whole stream."""
+
+    name: str
+    function: Callable[..., Any]
+    cardinality: Cardinality
+    input: Any = Any  # of one item
+    output: Any = Any
+    retries: int = RETRIES
+    backoff: Callable[[int], timedelta] = exponential
+    on_error: OnError = "fail"
+    accepts: tuple[type, ...] = ()  # items of other types pass it by; none: it takes all
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the pipeline asks the world, and goes on by its answers."""
+
+    name: str
+    over: str  # the transport
+    output: Any
+    input: Any = Any
+    cardinality: Cardinality = Cardinality.ONE_TO_ONE
+    timeout: timedelta | None = None
+    on_timeout: OnTimeout = "fail"
+    idempotency: tuple[str, ...] = ()
+    shared: bool = False
+    token: bool = False
+    window: int = 200
+    assignee: str | None = None
+    group: str | None = None
+    max_items: int = MAX_ITEMS
+    completion: Any = None  # what the other side sends, if a projector makes the output of it
+    projector: Callable[..., Any] | None = None
+
+    @property
+    def reply(self) -> Any:
+        """What its questions ask for."""
+        output = list[self.output] if self.cardinality.gives_many else self.output  # type: ignore[name-defined]  # a value
+        if self.projector is None:
+            return output
+        request = list[self.input] if self.cardinality.is_aggregate else self.input  # type: ignore[name-defined]  # a value
+        return Projected(request, self.completion, self.projector, output)
+
+
+Part: TypeAlias = PipelineStep | Boundary
+
+
+def type_behind(kind: Any, steps: Sequence[PipelineStep]) -> Any:
+    """The type of items of a type behind these steps; a union if some pass by."""
+    kinds = list(_variants(kind))
+    for step in steps:
+        passing = [one for one in kinds if step.accepts and not _is_accepted(one, step.accepts)]
+        kinds = [*dict.fromkeys([*passing, *(_variants(step.output) if len(passing) < len(kinds) else ())])]
+    return Any if Any in kinds else Union[tuple(kinds)]  # noqa: UP007 - of as many as there are
+
+
+def _variants(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is_accepted(kind: Any, accepts: tuple[type, ...]) -> bool:
+    return isinstance(kind, type) and issubclass(kind, accepts)
