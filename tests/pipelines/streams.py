@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -34,6 +35,8 @@ class Seen:
         self.ends: list[list[int]] = []
         self.failing: set[int] = set()  # numbers whose step raises
         self.breaks_at: int | None = None  # where the source does
+        self.hanging: set[int] = set()  # numbers whose step does not come to an end
+        self.stopped: list[int] = []  # and such that were stopped
 
     def forget(self) -> None:
         self.__init__()  # type: ignore[misc]  # as new
@@ -51,11 +54,20 @@ async def count(numbers: Numbers) -> AsyncIterator[Item]:
         yield Item(number)
 
 
+async def hang(number: int) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        seen.stopped.append(number)
+
+
 @one_to_many(retries=0)
 async def judge(score: Score) -> AsyncIterator[Score]:
     seen.items[score.number] += 1
     if score.number in seen.failing:
         raise ValueError(f"item {score.number} does not work")
+    if score.number in seen.hanging:
+        await hang(score.number)
     if score.points == FAILS:
         raise Cancel(f"item {score.number} is hopeless")
     for _ in range({NONE: 0, TWICE: 2}.get(score.points, 1)):

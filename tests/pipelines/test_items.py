@@ -6,6 +6,7 @@ Numbers are those of the scenarios in the digest of the pipeline framework's awa
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 
 import pytest
 
@@ -36,6 +37,8 @@ from tests.pipelines.streams import (
 )
 from tests.support.transports import Recording
 from tests.support.waiting import eventually
+
+HOUR = timedelta(hours=1)
 
 
 async def test_an_answer_goes_on_by_itself_up_to_the_step_over_all_while_the_others_are_awaited(h: Harness) -> None:
@@ -533,3 +536,21 @@ async def test_items_stand_in_their_queue_as_their_parent_does(h: Harness) -> No
     assert [tuple(row)[:4] for row in rows] == [("acme", 3, "default", True)]
     assert seen.ends == [[0, 1]]
     await h.sql("delete from stepwell.queues")
+
+
+async def test_an_item_that_runs_while_a_sibling_fails_is_stopped_at_once(h: Harness) -> None:
+    """By a notice, also at another worker (no beat of it comes so soon): its step would run for nobody."""
+    seen.hanging.add(0)
+    run = await begun(h, scores, 2)
+    await answer(h, run, 0)
+
+    async with h.another_engine(max_poll=HOUR, heartbeat=HOUR, lease=10 * HOUR) as engine, engine.worker():
+        await eventually(lambda: seen.items[0])
+        await answer(h, run, 1, points=FAILS)
+        async with h.engine.worker({"default": 1}):
+            ended = await run.wait(timeout=30)
+            await eventually(lambda: seen.stopped == [0])
+
+    assert ended.error is not None
+    assert ended.error.type == "ItemFailed"
+    assert await items(h, run) == {0: "cancelled", 1: "failed"}
