@@ -183,6 +183,8 @@ def _incoming(pipeline: Pipeline, segment: Segment, ctx: Context[Any]) -> AsyncI
     if segment.number == 0:
         return _of(pipeline.read_input(ctx.state))
     before = pipeline.segments[segment.number - 1]
+    if before.asks_each and ctx._outputs is None:  # noqa: SLF001 - nothing was asked: there were no items
+        return _of(())
     if before.asks_each:
         assert before.exit is not None  # noqa: S101 - it asks about each
         return _outputs(ctx, reply_type(type_behind(before.exit.output, before.item_steps)))
