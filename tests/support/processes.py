@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
+
+from tests.support.nursery import Forked
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -19,7 +20,7 @@ PATIENCE = 60.0
 class WorkerProcess:
     """One `tests.support.worker_process`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Forked) -> None:
         self._process = process
         self.pid = process.pid
 
@@ -30,16 +31,11 @@ class WorkerProcess:
     ) -> Self:  # fmt: skip
         """Start it; settings are as for an engine, with times as seconds in floats."""
         armed = () if crash is None else ("--crash", crash, "--nth", str(nth))
-        return cls(
-            await asyncio.create_subprocess_exec(
-                sys.executable, "-m", f"tests.support.{module}", url, "--settings", json.dumps(settings), *armed,
-                *options, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-            )
-        )  # fmt: skip
+        given = (url, "--settings", json.dumps(settings), *armed, *options)
+        return cls(await Forked.start(f"tests.support.{module}", given))
 
     async def ready(self) -> int:
         """Wait until its worker has started; returns the worker's id."""
-        assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE):
             word, _, worker_id = (await self._process.stdout.readline()).decode().partition(" ")
         assert word == "ready", f"the worker process ended with {self._process.returncode}"
@@ -76,7 +72,6 @@ class WorkerProcess:
         if self.is_alive:
             self._process.kill()
         await self.ended()
-        assert self._process.stdout is not None
         await self._process.stdout.read()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -21,13 +20,13 @@ from stepwell.transports import Answer, SendFailed, Transport, Undeliverable
 from stepwell.transports.envelopes import write_question
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
-from tests.support.processes import ROOT
+from tests.support.nursery import Forked
 from tests.transports.brokers.sides import BrokerSide
 from tests.transports.dispatches import make_dispatch
 
 YES = {"approved": True}
 NOBODY = "00000000-0000-4000-8000-000000000000"
-ITEMS = 40
+ITEMS = 24
 
 
 def codes(letters: Any) -> list[str]:
@@ -117,9 +116,9 @@ class BrokerPromises:
     ) -> None:
         """What was asked before is answered after, and what is asked while it is away goes out when it is back."""
         h = await make_harness([Batch, Expense], transports=[hurried(side)])
-        async with h.engine.worker(), answering(side, ITEMS + 1, begins_after=10) as provider:
-            batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "window": 20, "transport": "broker"})
-            await provider.answered(10)
+        async with h.engine.worker(), answering(side, ITEMS + 1, begins_after=6) as provider:
+            batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "window": 12, "transport": "broker"})
+            await provider.answered(6)
             await side.fail()
             expense = await h.engine.start(Expense, {"transport": "broker", "amount": 7})
             await side.recover()
@@ -135,10 +134,10 @@ class BrokerPromises:
         """A rebalance in the middle: who takes over may get again what the other had, and it is a duplicate then."""
         h = await make_harness([Batch], transports=[side.make_transport()])
         other = Engine(h.url, machines=[Batch], transports=[side.make_transport()])
-        async with h.engine.worker(), answering(side, ITEMS, begins_after=20) as provider:
+        async with h.engine.worker(), answering(side, ITEMS, begins_after=12) as provider:
             async with other, other.worker():
-                batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "window": 20, "transport": "broker"})
-                await provider.answered(20)
+                batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "window": 12, "transport": "broker"})
+                await provider.answered(12)
             provider.go_on()
             result = await batch.result(timeout=30)
 
@@ -168,21 +167,6 @@ class BrokerPromises:
         assert result["approved"] is True
         assert await h.engine.interactions.get(question["interactionId"]) == admitted  # the first one counts
         assert await side.dead_letters(0) == []
-
-    async def test_a_worker_killed_between_sending_and_noting_it_asks_again(
-        self, side: BrokerSide, make_harness: MakeHarness
-    ) -> None:
-        """Scenario 82."""
-        h = await make_harness([Expense], transports=[side.make_transport()], reap=timedelta(milliseconds=200))
-        async with killed_worker(h, side, "dispatcher.sent") as process:
-            await h.engine.start(Expense, {"transport": "broker"})
-            assert await process.wait() == -signal.SIGKILL
-        [first] = await side.received(1)
-
-        async with h.engine.worker():
-            second = (await side.received(2))[1]
-
-        assert second == {**first, "attempt": 2}
 
     async def test_what_is_too_large_for_the_broker_fails_its_question(self, side: BrokerSide) -> None:
         async with opened_one(side) as transport:
@@ -314,20 +298,16 @@ async def answering(side: BrokerSide, number: int, *, begins_after: int) -> Asyn
 
 
 @asynccontextmanager
-async def killed_worker(h: Harness, side: BrokerSide, point: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def killed_worker(h: Harness, side: BrokerSide, point: str) -> AsyncIterator[Forked]:
     """A worker process that dies at a point, ready to work."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.transports.brokers.worker", h.url, side.kind, json.dumps(side.options),
-        "--crash", point, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-    )  # fmt: skip
+    given = (h.url, side.kind, json.dumps(side.options), "--crash", point)
+    process = await Forked.start("tests.transports.brokers.worker", given)
     try:
-        assert process.stdout is not None
         assert await process.stdout.readline() == b"ready\n"
         async with asyncio.timeout(30):
             yield process
     finally:
-        if process.returncode is None:
-            process.kill()
+        process.kill()
         await process.communicate()
 
 

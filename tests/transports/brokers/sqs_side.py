@@ -116,6 +116,9 @@ class SqsSide(BrokerSide):
                 attributes = message.get("MessageAttributes", {})
                 headers = {name: attribute["StringValue"] for name, attribute in attributes.items()}
                 found.append(Letter(message["Body"].encode(), headers))
-                await self._client.delete_message(QueueUrl=self.url(queue), ReceiptHandle=message["ReceiptHandle"])
+            if messages:
+                handles = enumerate(message["ReceiptHandle"] for message in messages)
+                entries = [{"Id": str(number), "ReceiptHandle": handle} for number, handle in handles]
+                await self._client.delete_message_batch(QueueUrl=self.url(queue), Entries=entries)
             if len(found) >= number and not messages:
                 return list(found)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +21,7 @@ from tests.asks.machines import Expense
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
 from tests.transports.brokers.nats_side import NatsServer, NatsSide
-from tests.transports.brokers.promises import BrokerPromises, opened_one
+from tests.transports.brokers.promises import BrokerPromises, killed_worker, opened_one
 from tests.transports.brokers.sides import envelope
 
 
@@ -90,3 +92,19 @@ async def test_a_consumer_that_is_deleted_is_made_again(side: NatsSide, make_har
         await side.reply(question, {"approved": True})
 
         assert (await expense.result(timeout=30))["approved"] is True
+
+
+async def test_a_worker_killed_between_sending_and_noting_it_asks_again(
+    side: NatsSide, make_harness: MakeHarness
+) -> None:
+    """Scenario 82. JetStream drops what it takes for the same message: this is another one."""
+    h = await make_harness([Expense], transports=[side.make_transport()], reap=timedelta(milliseconds=200))
+    async with killed_worker(h, side, "dispatcher.sent") as process:
+        await h.engine.start(Expense, {"transport": "broker"})
+        assert await process.wait() == -signal.SIGKILL
+    [first] = await side.received(1)
+
+    async with h.engine.worker():
+        second = (await side.received(2))[1]
+
+    assert second == {**first, "attempt": 2}
