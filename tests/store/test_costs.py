@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -270,3 +271,25 @@ async def test_a_transactional_step_costs_two_statements_more_and_a_reset(
         await tally.expect(
             "BEGIN", "transactions/mark", "INSERT", "transactions/seal", *written, "COMMIT", reset
         )  # fmt: skip
+
+
+async def test_bare_outcomes_go_the_short_way_also_beside_others(make_harness: MakeHarness) -> None:
+    class Either(Machine):
+        @step
+        async def start(self, ctx: Context[dict[str, Any]]) -> Await | Done:
+            return Await("go", then=self.start) if ctx.state.get("parks") else Done()
+
+    h = await make_harness([Either], poll=NO_POLL, max_poll=NO_POLL)
+    await h.engine.start_many([Either.child({"parks": number % 2 == 0}) for number in range(120)])
+    with armed("flusher.before_commit", hold=True) as committing:
+        async with h.engine.worker({"default": 120}) as worker:
+            await committing.reached()
+            await eventually(lambda: worker.tally.steps == 120)
+            tally = Tally(worker._database)
+            await tally.attach()
+            committing.release()
+            await eventually(lambda: worker.tally.committed == 120)
+
+    assert {"instances/commit", "instances/commit_bare"} <= set(tally.sent)
+    rows = await h.sql("select status, count(*) as number from stepwell.instances group by status order by status")
+    assert [tuple(row) for row in rows] == [("awaiting_signal", 60), ("done", 60)]

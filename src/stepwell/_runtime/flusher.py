@@ -31,6 +31,7 @@ AT_ONCE = 32  # steps that begin, or go on, before the loop turns to other thing
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 WARINESS = 1.0  # after a bare commit had to wait for somebody's transaction: it may not be the only one
+FEW = 16  # bare outcomes, that are not worth a statement of their own beside others
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
 APART_PATIENCE = timedelta(milliseconds=200)
 
@@ -111,7 +112,7 @@ class Flusher(Service):
         try:
             if _probes.hooks:
                 await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
-            await self._flush(batch)
+            await self._flush_apart(batch)
         except BaseException as error:
             unanswered = [
                 entry for entry in batch
@@ -168,11 +169,27 @@ class Flusher(Service):
                 entry.doubted = entry.doubted or entry.commit
         self._pending = entries + self._pending
 
-    async def _flush(self, batch: list[_Entry], lock_timeout: timedelta | None = None) -> None:
+    async def _flush_apart(self, batch: list[_Entry]) -> None:
+        """Commit what is bare the short way, and what is not the long one; together, if there are few of the first."""
+        if perf_counter() < self._wary_until:
+            await self._flush(batch)
+            return
+        bare = [entry for entry in batch if entry.commit.is_bare]
+        if len(bare) == len(batch):
+            await self._flush(bare, barely=True)
+        elif len(bare) <= FEW:
+            await self._flush(batch)
+        else:
+            await self._flush(bare, barely=True)
+            await self._flush([entry for entry in batch if not entry.commit.is_bare])
+
+    async def _flush(
+        self, batch: list[_Entry], lock_timeout: timedelta | None = None, *, barely: bool = False
+    ) -> None:
         try:
             flushed = await flushes.flush(
                 self._database, [entry.commit for entry in batch], lock_timeout=lock_timeout,
-                barely=perf_counter() >= self._wary_until,
+                barely=barely,
             )  # fmt: skip
         except Refusal as error:
             await self._isolate(batch, error)

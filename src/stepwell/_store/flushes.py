@@ -40,7 +40,7 @@ async def flush(
     """Commit outcomes together: plain ones in one statement, the others in one transaction.
 
     With a lock timeout, who waits longer than that for somebody's lock has a Contention, and nothing is committed.
-    `barely`: what is bare is tried by the statement that locks nothing before it writes.
+    `barely`: all of them are bare, and the statement is tried that locks nothing before it writes.
     """
     began = perf_counter()
     flushed = await _flush_bare(db, commits) if barely else None
@@ -53,21 +53,15 @@ async def flush(
 
 
 async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None:
+    """Commit bare outcomes the short way, ends of children with their count in one transaction; None if it has none."""
     try:
-        if any(commit.joins is not None for commit in commits):
-            return await _flush_ends(db, commits)
+        if any(commit.claim.parent_id is not None and commit.joins is not None for commit in commits):
+            async with db.transaction() as session:
+                return await write(session, commits, barely=True)
         committed = await shortcuts.commit_bare(db, commits)
     except Contention:
         return Flushed([], was_hindered=True)
     return None if committed is None else Flushed(committed, _left_inboxes(committed))
-
-
-async def _flush_ends(db: Database, commits: Sequence[Commit]) -> Flushed | None:
-    """The same with ends of children among them, counted in the same transaction."""
-    if not all(commit.is_bare for commit in commits):
-        return None
-    async with db.transaction() as session:
-        return await write(session, commits, barely=True)
 
 
 def _left_inboxes(committed: list[Committed]) -> list[int]:

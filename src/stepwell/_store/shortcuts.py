@@ -35,9 +35,9 @@ async def claim_plain(
 
 
 async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> list[Committed] | None:
-    """Commit bare outcomes of one worker. None if these are not, or a separator is among their words."""
+    """Commit bare outcomes. None if they are not all of one worker, or a separator is among their words."""
     worker_id = commits[0].claim.worker_id
-    if not all(commit.is_bare and commit.claim.worker_id == worker_id for commit in commits):
+    if not all(commit.claim.worker_id == worker_id for commit in commits):
         return None
     texts = encode_bare(commits)
     if texts is None:
