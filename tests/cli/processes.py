@@ -11,11 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
+
+from stepwell._cli import commands
+from tests.support.nursery import run_forked
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 APP = "tests.cli.app:engine"
+COMMANDS = ["stepwell._cli.main", *(module.name for module in iter_modules(commands.__path__, f"{commands.__name__}."))]
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,13 @@ class Finished:
 
 
 async def stepwell(*args: object, url: str | None = None, given: str = "", cwd: str = "", **env: str) -> Finished:
-    """Run `python -m stepwell` to its end."""
-    process = await _start(args, url, cwd, env, stdin=PIPE)
+    """What `python -m stepwell` does, to its end, by a process that has imported what it needs."""
     async with asyncio.timeout(PATIENCE):
-        out, err = await process.communicate(given.encode())
-    assert process.returncode is not None
-    return Finished(process.returncode, out.decode(), err.decode())
+        ended = await run_forked(
+            "stepwell", [*map(str, args)], imports=COMMANDS, cwd=cwd or str(ROOT), env=_environment(url, env),
+            given=given,
+        )  # fmt: skip
+    return Finished(*ended)
 
 
 class Running:
@@ -91,9 +97,12 @@ async def running(*args: object, url: str | None = None, cwd: str = "", **env: s
 
 
 async def _start(args: tuple[object, ...], url: str | None, cwd: str, env: dict[str, str], stdin: int) -> Process:
-    inherited = {name: value for name, value in os.environ.items() if name != "STEPWELL_DATABASE_URL"}
-    named = {} if url is None else {"STEPWELL_DATABASE_URL": url}
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stepwell", *map(str, args),
-        stdin=stdin, stdout=PIPE, stderr=PIPE, cwd=cwd or ROOT, env=inherited | named | env,
+        stdin=stdin, stdout=PIPE, stderr=PIPE, cwd=cwd or ROOT, env=_environment(url, env),
     )  # fmt: skip
+
+
+def _environment(url: str | None, env: dict[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "STEPWELL_DATABASE_URL"}
+    return inherited | ({} if url is None else {"STEPWELL_DATABASE_URL": url}) | env

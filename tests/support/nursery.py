@@ -6,7 +6,6 @@ started it does.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import atexit
 import contextlib
@@ -22,10 +21,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryFile
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 LARGEST_REQUEST = 1_000_000
@@ -46,17 +46,12 @@ class Forked:
 
     @classmethod
     async def start(cls, module: str, arguments: Sequence[str]) -> Self:
-        """What `python -m module arguments…` would do."""
-        control = socket.socket(socket.AF_UNIX)
+        """What `python -m module arguments…` would do, in the folder of the repository."""
         reads, writes = os.pipe()
         try:
-            control.connect(nursery())
-            request = json.dumps([module, *arguments]).encode()
-            descriptors = array.array("i", [writes])
-            control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            said, door = await ask_for({"module": module, "arguments": arguments, "imports": [module]}, [writes])
         finally:
             os.close(writes)
-        said, door = await asyncio.open_connection(sock=control)
         stdout = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(stdout)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(reads, "rb"))
@@ -87,6 +82,39 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+async def run_forked(
+    module: str, arguments: Sequence[str], *, imports: Sequence[str], cwd: str, env: Mapping[str, str], given: str
+) -> tuple[int, str, str]:
+    """What `python -m module arguments…` would do, to its end: exit code, output, errors."""
+    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        request = {"module": module, "arguments": arguments, "imports": imports, "cwd": cwd, "env": env}
+        said, door = await ask_for(request, [stdout.fileno(), stdin.fileno(), stderr.fileno()])
+        pid = int(await said.readline())
+        try:
+            code = int(await said.readline())
+        except asyncio.CancelledError:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            door.close()
+        await door.wait_closed()
+        stdout.seek(0)
+        stderr.seek(0)
+        return code, stdout.read().decode(), stderr.read().decode()
+
+
+async def ask_for(
+    request: Mapping[str, Any], descriptors: Sequence[int]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask the nursery for a process with these as stdout, stdin, stderr; it says its pid, and later its exit code."""
+    control = socket.socket(socket.AF_UNIX)
+    control.connect(nursery())
+    socket.send_fds(control, [json.dumps(request).encode()], descriptors)
+    return await asyncio.open_connection(sock=control)
 
 
 @cache
@@ -140,35 +168,50 @@ def _tell(asking: dict[int, socket.socket]) -> None:
 
 def _fork(door: socket.socket) -> tuple[int, socket.socket]:
     control, _ = door.accept()
-    request, [stdout], _, _ = socket.recv_fds(control, LARGEST_REQUEST, 1)
-    module, *arguments = json.loads(request)
-    importlib.import_module(module)  # for all who come after
+    text, descriptors, _, _ = socket.recv_fds(control, LARGEST_REQUEST, 3)
+    request = json.loads(text)
+    for module in request["imports"]:  # for all who come after
+        importlib.import_module(module)
     gc.freeze()
     pid = os.fork()
     if pid == 0:
-        _run(module, arguments, stdout)
-    os.close(stdout)
+        _settle_in(request, *descriptors)
+        _run(request["module"])
+    for descriptor in descriptors:
+        os.close(descriptor)
     return pid, control
 
 
-def _run(module: str, arguments: list[str], stdout: int) -> None:
-    """Be that module, and end."""
+def _settle_in(request: Mapping[str, Any], stdout: int, stdin: int | None = None, stderr: int | None = None) -> None:
+    """Take over what a new process would have from the beginning."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(stdout, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, 0)
+    if stderr is not None:
+        os.dup2(stderr, 2)
     os.closerange(3, 256)
-    sys.argv = [module, *arguments]
-    del sys.modules[module]
+    if "cwd" in request:
+        os.chdir(request["cwd"])
+        sys.path[0] = request["cwd"]
+        os.environ.clear()
+        os.environ.update(request["env"])
+    sys.argv = [request["module"], *request["arguments"]]
+
+
+def _run(module: str) -> None:
+    """Be that module, and end as an interpreter does."""
+    sys.modules.pop(module, None)
     code = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:  # noqa: BLE001 - as an interpreter does
+    except BaseException:  # noqa: BLE001 - so does an interpreter
         traceback.print_exc()
         code = 1
     finally:
+        atexit._run_exitfuncs()  # which `os._exit` leaves out
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
