@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.testing import Harness, explore_crashes
-from tests.pipelines.streams import BROKEN, answer, begun, scores
+from tests.pipelines.streams import BROKEN, answer, begun, scores, seen
 from tests.support import asked
 
 
 async def scenario(h: Harness) -> Any:
     """Two items, of which the second is answered first; nothing is left open."""
+    seen.forget()
     run = await begun(h, scores, 2)
     await answer(h, run, 1)
     await h.drain()

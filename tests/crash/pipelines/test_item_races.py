@@ -122,7 +122,7 @@ async def test_an_answer_on_its_way_is_taken_along_by_the_cancel_that_waits_for_
 
 async def test_without_an_end_for_what_goes_on_it_would_run_for_nobody(asked: Asked) -> None:
     answering, cancelling = await asked.join()
-    cancelling.change("units/drop_items", ("= any ($1::bigint[])", "= -cardinality($1::bigint[])"))
+    cancelling.change("units/drop_items", ("i.continues_unit_id = u.id", "i.continues_unit_id = -u.id"))
     parent, [question], _ = await items(asked, answering, 0, 1)
     await answering.begin()
     await asked.complete(answering, question)

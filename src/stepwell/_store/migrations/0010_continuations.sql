@@ -346,14 +346,17 @@ return query
 -- Run after the instances that asked were locked: no new one comes, and none of these ends meanwhile.
 -- Keeps: the fence grows, so that an outcome on its way is dropped. One that somebody holds right now, being claimed or
 --   in a caller's transaction, is passed over: it comes to an end that counts nowhere.
--- Index: instances_continuing, the primary keys. Locks: the rows, skip locked.
+-- Index: instances_continuing, driven from the units; the primary keys. Locks: the rows, skip locked.
 -- Returns: the cancelled rows. Their workers, and who waits for them, are told with the commit: that is rare.
 with live as materialized (
-  select i.id, i.status as was
-  from stepwell.instances i
-  where i.continues_unit_id = any ($1::bigint[]) and i.status not in ('done', 'failed', 'cancelled')
-  order by i.id
-  for no key update skip locked
+  select l.id, l.was
+  from unnest($1::bigint[]) as u(id)
+  cross join lateral (
+    select i.id, i.status as was
+    from stepwell.instances i
+    where i.continues_unit_id = u.id and i.status not in ('done', 'failed', 'cancelled')
+    for no key update skip locked
+  ) l
 ), cancelled as (
   update stepwell.instances i
   set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
