@@ -173,7 +173,7 @@ async def test_a_worker_killed_in_an_item_is_followed_by_one_that_runs_it_again(
     assert len(await h.sql("select from public.sendings")) == ITEMS
 
 
-@pytest.mark.parametrize(("how", "nth"), [("rank:3", 1), ("flusher.before_commit", 2), ("claimer.claimed", 2)])
+@pytest.mark.parametrize(("how", "nth"), [("rank:3", 1), ("flusher.before_commit", 2), ("executor.begun", 2)])
 async def test_a_worker_killed_after_the_release_is_followed_by_one_that_reads_all_outputs_again(
     h: Harness, start_worker: StartWorker, how: str, nth: int
 ) -> None:
