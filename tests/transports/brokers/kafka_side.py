@@ -52,7 +52,7 @@ class KafkaSide(BrokerSide):
     def options(self) -> dict[str, Any]:
         return {
             "brokers": self.cluster.address, "requests": f"{self.name}.ask", "responses": f"{self.name}.say",
-            "group": self.name, "every": 0.005, "timeout": 1.0,
+            "group": self.name, "every": 0.005, "timeout": 2.0,
             "config": {"session.timeout.ms": 1000, "heartbeat.interval.ms": 100, "linger.ms": 0, **HURRIED},
         }  # fmt: skip
 
