@@ -15,6 +15,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -120,13 +121,15 @@ async def ask_for(
 @cache
 def nursery() -> str:
     """Where the nursery of this test process listens; it is started for the first who asks."""
-    path = str(Path(tempfile.mkdtemp(prefix="nursery")) / "door")
+    folder = tempfile.mkdtemp(prefix="nursery")
+    path = str(Path(folder) / "door")
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.nursery", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.readline()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(process.wait)
     atexit.register(process.stdin.close)  # called first
     return path
