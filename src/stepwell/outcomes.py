@@ -140,6 +140,8 @@ class Spawn(msgspec.Struct, frozen=True):
     state: Any = UNSET
 
 
+MAX_ITEMS = 10_000  # of a list in one question, or in one answer, unless the question says otherwise
+
 OnTimeout: TypeAlias = Literal["wake", "fail"]
 """What a question does whose time is over: wake its step with that status, or fail the instance."""
 
@@ -169,7 +171,8 @@ class Ask(msgspec.Struct, frozen=True):
     `reply` is the type of the answer; one that does not fit it is refused, and the question stays open. A list as the
     request is one question about many. `idempotency` names fields of the request that make the key under which the
     other side may recognise a question it has seen; the key is this execution's own, unless it is `shared` on purpose.
-    With `token`, only who brings the signed token may answer. Consumes what was handed.
+    With `token`, only who brings the signed token may answer. A list, asked or answered, has at most `max_items`; 0: as
+    many as `max_payload` lets. Consumes what was handed.
     """
 
     transport: str
@@ -184,6 +187,7 @@ class Ask(msgspec.Struct, frozen=True):
     assignee: str | None = None
     group: str | None = None
     state: Any = UNSET
+    max_items: int = MAX_ITEMS
 
     @staticmethod
     def each(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import Ask, Context, Done, InvalidReply, Machine, Outcome, Retry, Stop, step
-from stepwell._core.questions import MAX_ITEMS
+from stepwell.outcomes import MAX_ITEMS
 from tests.asks.askers import asker
 from tests.asks.kinds import Person, Score
 from tests.asks.looks import DOORS, Refused, asked, pending, questions, snapshot
@@ -118,6 +118,26 @@ async def test_a_reply_of_too_many_is_refused_and_the_question_stays_open(make_h
     assert caught.value.reason == "type"
     assert await snapshot(h) == before
     assert not await door.complete(interaction=question.id, reply=[1] * MAX_ITEMS)
+
+
+@pytest.mark.parametrize("way", DOORS)
+async def test_a_question_may_say_how_many_it_is_about(make_harness: MakeHarness, way: str) -> None:
+    """Scenarios 53, 54: fewer, or with 0 any number; the answer is held to it too."""
+    more = [0] * (MAX_ITEMS + 1)
+    few, any_ = asker(list[int], [1, 2], name="Few", max_items=2), asker(list[int], more, name="Any", max_items=0)
+    over = asker(list[int], [1, 2, 3], name="Over", max_items=2)
+    h = await make_harness([few, any_, over])
+    door = DOORS[way](h)
+    refused = await h.engine.start(over)
+    _, small = await asked(h, few)
+    _, large = await asked(h, any_)
+
+    with pytest.raises(Refused, match="has 3 items, one answer may have 2"):
+        await door.complete(interaction=small.id, reply=[1, 2, 3])
+
+    assert not await door.complete(interaction=small.id, reply=[1, 2])
+    assert not await door.complete(interaction=large.id, reply=more)
+    await h.assert_failed(refused, "3 items are more than one question may be about (2)")
 
 
 @pytest.mark.parametrize("way", DOORS)

@@ -93,7 +93,7 @@ def open_(given: Questions, size: int) -> tuple[Any, ...]:
     asked = [
         {"unit_id": 10_000_000 + n, "instance_id": instance, "id": str(uuid4()), "step": "ask", "transport": "inbox",
          "sends": False, "reply_type": "x", "on_timeout": "wake", "requires_token": False, "request": 1, "fields": "",
-         "is_shared": False, "timeout": "PT5M"}
+         "is_shared": False, "timeout": "PT5M", "max_items": 0}
         for n, instance in enumerate(_units(given.inbox, size))
     ]  # fmt: skip
     return json.dumps(asked), ["x"], ["int"], ["{}"], [None]

@@ -13,10 +13,10 @@ from stepwell._core.codec import check_size, encode_value
 from stepwell._core.ranges import check_delay, check_key
 from stepwell._core.replies import ReplyType, reply_type
 from stepwell.errors import InvalidInput, InvalidOutcome
-from stepwell.outcomes import Ask, AskEach, OnTimeout
+from stepwell.outcomes import MAX_ITEMS, Ask, AskEach, OnTimeout
 
-MAX_ITEMS = 10_000  # of one question about many
 MAX_WINDOW = 100_000
+MOST_ITEMS = 1_000_000  # that max_items may be
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     idempotency: tuple[str, ...]
     is_shared: bool
     window: int | None = None
+    max_items: int = MAX_ITEMS  # of a list, asked or answered; 0: any number
     item_step: str | None = None  # where single answers go on by themselves
 
 
@@ -81,14 +82,16 @@ def common(outcome: Ask | AskEach, step: str, *, sends: bool, has_keys: bool) ->
         idempotency=tuple(fields),
         is_shared=bool(outcome.shared),
         window=_window(outcome.window) if isinstance(outcome, AskEach) else None,
+        max_items=_max_items(outcome.max_items) if isinstance(outcome, Ask) else MAX_ITEMS,
     )
 
 
 def question(request: Any, common: Common, max_payload: int, field: str = "request") -> Question:
     """One question, encoded."""
-    if isinstance(request, Sequence) and not isinstance(request, str | bytes) and len(request) > MAX_ITEMS:
-        raise InvalidOutcome(field, f"{len(request):,} items are more than one question may be about ({MAX_ITEMS:,}); "
-                             "ask about each with Ask.each")
+    most = common.max_items
+    if most and isinstance(request, Sequence) and not isinstance(request, str | bytes) and len(request) > most:
+        raise InvalidOutcome(field, f"{len(request):,} items are more than one question may be about ({most:,}); "
+                             "ask about each with Ask.each, or raise max_items")
     text = encode_value(request, field)
     check_size(text, field, max_payload)
     return Question(str(uuid4()), text, _key(text, common.idempotency) if common.idempotency else "")
@@ -103,6 +106,12 @@ def _key(text: str, fields: Sequence[str]) -> str:
     if missing := [field for field in fields if request.get(field) is None]:
         raise InvalidOutcome("idempotency", f"the request has no field {missing[0]!r}, or nothing in it")
     return msgspec.json.encode({field: request[field] for field in fields}, order="sorted").decode()
+
+
+def _max_items(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_ITEMS:
+        raise InvalidInput("max_items", f"expected a whole number from 0 to {MOST_ITEMS:,}, got {number!r}")
+    return number
 
 
 def _window(window: object) -> int:

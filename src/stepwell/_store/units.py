@@ -204,6 +204,7 @@ def _one(commit: Commit, unit_id: int) -> dict[str, Any]:
     assert asked is not None  # noqa: S101 - one of many parts is appended, not opened
     return _common(commit.claim.id, unit_id, commit.asks.common) | {
         "id": asked.id, "request": msgspec.Raw(asked.request.encode()), "fields": asked.fields,
+        "max_items": commit.asks.common.max_items,
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwell._core.questions import MAX_WINDOW
+from stepwell._core.questions import MAX_WINDOW, MOST_ITEMS
 from stepwell._core.references import shown
 from stepwell._core.replies import reply_type
 from stepwell.errors import InvalidOutcome
@@ -22,7 +22,6 @@ STRATEGIES: Final = ("interactionId", "signedResumeToken")
 CARDINALITIES: Final = (*(one.value for one in Cardinality), "EXPANSION", "REDUCTION")
 _RUNS_NOTHING: Final = "an await step runs nothing of its own, it asks the world; leave it away"
 _CARDINALITY_DECIDES: Final = "cardinality alone decides how many are asked; leave it away"
-_MOST_ITEMS: Final = 1_000_000
 
 
 def read_boundary(section: Section, name: str, pipeline: str, types: Importer) -> tuple[Boundary, Wire | None] | None:
@@ -53,7 +52,7 @@ def _read_await(
         section.refuse(key, _CARDINALITY_DECIDES)
     changes: dict[str, Any] = {
         "window": section.whole("window", least=1, most=MAX_WINDOW),
-        "max_items": section.whole("maxItems", least=1, most=_MOST_ITEMS),
+        "max_items": section.whole("maxItems", least=0, most=MOST_ITEMS),
         "assignee": section.text("assignee"),
         "group": section.text("group"),
         "shared": section.flag("shared"),

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias, TypedDict, Unpack, get_args, get_or
 from stepwell._core.references import refer_function, shown
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError
-from stepwell.outcomes import OnTimeout
-from stepwell.pipelines.parts import MAX_ITEMS, RETRIES, Boundary, Cardinality, OnError, PipelineStep, exponential
+from stepwell.outcomes import MAX_ITEMS, OnTimeout
+from stepwell.pipelines.parts import RETRIES, Boundary, Cardinality, OnError, PipelineStep, exponential
 
 Function: TypeAlias = Callable[..., Any]
 _PROJECTED = 3  # the request, what the actor sent, and what is known about it

@@ -11,11 +11,10 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 import msgspec
 
 from stepwell._core.replies import Projected
-from stepwell.outcomes import OnTimeout
+from stepwell.outcomes import MAX_ITEMS, OnTimeout
 
 OnError: TypeAlias = Literal["fail", "reject"]
 RETRIES = 3
-MAX_ITEMS = 10_000
 
 
 class Cardinality(StrEnum):

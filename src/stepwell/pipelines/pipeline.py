@@ -16,9 +16,9 @@ from stepwell.context import Context
 from stepwell.errors import Cancel, InvalidInput
 from stepwell.job import exponential
 from stepwell.machine import Machine, step
-from stepwell.outcomes import Ask, Done, Entry, Outcome, Retry, Stop
+from stepwell.outcomes import MAX_ITEMS, Ask, Done, Entry, Outcome, Retry, Stop
 from stepwell.pipelines.drawing import draw_svg, draw_text
-from stepwell.pipelines.parts import MAX_ITEMS, Boundary, Cardinality, Part, PipelineStep, type_behind
+from stepwell.pipelines.parts import Boundary, Cardinality, Part, PipelineStep, type_behind
 from stepwell.pipelines.planning import Segment, plan
 from stepwell.pipelines.rejecting import Sink, log_rejected
 from stepwell.pipelines.streaming import Closing, Stream
@@ -228,8 +228,11 @@ async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) 
     if not values and boundary.cardinality is not Cardinality.MANY_TO_ONE:  # no items, or the one value was rejected
         return Ask.each(boundary.over, (), reply=boundary.output, then=then)  # asks nothing, and goes on
     if boundary.cardinality.is_aggregate:
-        return Ask(boundary.over, values, reply=boundary.reply, **options)
-    return Ask(boundary.over, values[0], reply=boundary.reply, idempotency=boundary.idempotency, **options)
+        return Ask(boundary.over, values, reply=boundary.reply, max_items=boundary.max_items, **options)
+    return Ask(
+        boundary.over, values[0], reply=boundary.reply, idempotency=boundary.idempotency,
+        max_items=boundary.max_items, **options,
+    )  # fmt: skip
 
 
 async def _collect(items: AsyncIterator[Any], most: int, field: str, problem: str) -> list[Any]:
@@ -237,7 +240,7 @@ async def _collect(items: AsyncIterator[Any], most: int, field: str, problem: st
     values: list[Any] = []
     async with Closing(items):
         async for value in items:
-            if len(values) == most:
+            if most and len(values) == most:
                 raise InvalidInput(field, f"more than {most:,} items {problem}")
             values.append(value)
     return values

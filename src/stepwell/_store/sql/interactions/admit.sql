@@ -1,7 +1,7 @@
 -- Judge answers to questions, and take those in that may be. They come as one JSON array; no question twice in it.
 -- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
---   more than 10,000 items: a step is handed all of them at once); whatever is refused changes nothing.
+--   more than `max_items`: a step is handed all of them at once); whatever is refused changes nothing.
 --   `facts` is what was sent, if a projector has made the reply of it: a repeated answer is known by that.
 --   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
 --   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
@@ -32,8 +32,8 @@ with given as materialized (
            when q.deadline <= stepwell.now() then 'late'
          end as past,
          case
-           when case jsonb_typeof(g.reply) when 'array' then jsonb_array_length(g.reply) > 10000 else false end then
-             format('reply: has %s items, one answer may have 10000', jsonb_array_length(g.reply))
+           when case when jsonb_typeof(g.reply) = 'array' then jsonb_array_length(g.reply) > nullif(u.max_items, 0) end
+             then format('reply: has %s items, one answer may have %s', jsonb_array_length(g.reply), u.max_items)
            when g.is_checked then g.problem
            when t.reference ->> 0 = 'projected' then
              format('projector: %s is not in the process that answers: answer where its pipeline is', t.reference ->> 3)

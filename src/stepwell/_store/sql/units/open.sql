@@ -10,7 +10,7 @@ with asked as materialized (
   from json_to_recordset($1::json) as a(
          unit_id bigint, instance_id bigint, id uuid, step text, transport text, sends boolean, reply_type text,
          timeout interval, on_timeout text, requires_token boolean, assignee text, group_name text, request jsonb,
-         fields text, is_shared boolean)
+         fields text, is_shared boolean, max_items integer)
   join stepwell.instances i on i.id = any (array[a.instance_id])
 ), introduced as (
   insert into stepwell.reply_types (id, name, reference, schema)
@@ -20,10 +20,10 @@ with asked as materialized (
 ), opened as (
   insert into stepwell.await_units
     (id, instance_id, visit, tenant, machine, version, step, transport, is_sent, reply_type, timeout, on_timeout,
-     requires_token, opened, in_flight, is_filled, created_at)
+     requires_token, max_items, opened, in_flight, is_filled, created_at)
   overriding system value
   select a.unit_id, a.instance_id, a.visit, a.tenant, a.machine, a.version, a.step, a.transport, a.sends,
-         a.reply_type, a.timeout, a.on_timeout, a.requires_token, 1, 1, true, stepwell.now()
+         a.reply_type, a.timeout, a.on_timeout, a.requires_token, a.max_items, 1, 1, true, stepwell.now()
   from asked a
 )
 insert into stepwell.interactions
