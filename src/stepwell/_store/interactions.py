@@ -86,12 +86,32 @@ async def find(db: Queryable, named: Sequence[tuple[str | None, str | None, str]
 
 async def admit(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | None], Settled]:
     """Judge answers, no question twice, and let go on what may. None: its instance is held by somebody else."""
+    if len(given) == 1:
+        return await _admit_one(db, given[0])
     ids = sorted({g.found.instance_id for g in given})
     if len(given) >= MANY * len(ids):
         with suppress(Contention):
             return await _admit_soon(db, given, ids)
     async with db.transaction() as session:
         return await _admit(session, given, await children.lock_parents(session, ids))
+
+
+async def _admit_one(db: Database, given: Given) -> tuple[list[Verdict | None], Settled]:
+    rows = await db.fetch("interactions/answer", given.found.instance_id, _ENCODER.encode([_judged(0, given)]).decode())
+    if not rows:
+        return [None], Settled()
+    [(verdict, problem, status, queues, transports, next_deadline)] = rows
+    going_on = [queue for queue in queues if queue is not None]
+    return [Verdict(verdict, problem, status)], Settled(going_on, transports or (), next_deadline)
+
+
+def _judged(place: int, given: Given) -> dict[str, Any]:
+    """An answer as the statements that judge it read it."""
+    return {
+        "position": place, "id": given.found.id, "reply": msgspec.Raw(given.reply.encode()),
+        "facts": None if given.facts is None else msgspec.Raw(given.facts.encode()), "actor": given.actor,
+        "token": given.token, "is_checked": given.is_checked, "problem": given.problem,
+    }  # fmt: skip
 
 
 async def _admit_soon(db: Database, given: Sequence[Given], ids: list[int]) -> tuple[list[Verdict | None], Settled]:
@@ -117,14 +137,7 @@ async def _admit(
     ready = [(place, g) for place, g in enumerate(given) if g.found.instance_id in locked]
     if not ready:
         return [None] * len(given), Settled()
-    answers = [
-        {
-            "position": place, "id": g.found.id, "reply": msgspec.Raw(g.reply.encode()),
-            "facts": None if g.facts is None else msgspec.Raw(g.facts.encode()), "actor": g.actor,
-            "token": g.token, "is_checked": g.is_checked, "problem": g.problem,
-        }
-        for place, g in ready
-    ]  # fmt: skip
+    answers = [_judged(place, g) for place, g in ready]
     verdicts: list[Verdict | None] = [None] * len(given)
     numbers, returned, going = Counter[int](), Counter[int](), Counter[int]()
     queues: set[str] = set()

@@ -4,6 +4,38 @@
 
 create schema stepwell;
 
+CREATE OR REPLACE FUNCTION stepwell._answer_one(instance_id bigint, answer json)
+ RETURNS TABLE(verdict text, problem text, status text, queues text[], transports text[], next_deadline double precision)
+ LANGUAGE plpgsql
+AS $function$
+declare
+  judged record;
+  settled record;
+begin
+  perform from stepwell.instances i where i.id = _answer_one.instance_id for no key update skip locked;
+  if not found and exists (select from stepwell.instances i where i.id = _answer_one.instance_id) then
+    return;
+  end if;
+  select a.* into judged from stepwell._interactions_admit(_answer_one.answer) a;
+  if not found then
+    return;
+  end if;
+  queues := '{}';
+  if judged.verdict = 'admitted' then
+    select s.* into settled
+    from stepwell._units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
+                                array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
+    queues := settled.queues || judged.continues_in;
+    transports := settled.transports;
+    next_deadline := settled.next_deadline;
+  end if;
+  verdict := judged.verdict;
+  problem := judged.problem;
+  status := judged.status;
+  return next;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._array_problem(root jsonb, schema jsonb, value jsonb, path text)
  RETURNS text
  LANGUAGE plpgsql

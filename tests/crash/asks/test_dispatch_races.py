@@ -137,7 +137,7 @@ async def test_without_skip_locked_that_would_be_a_deadlock(asked: Asked) -> Non
     noting = await asked.blocked(sending, asked.note(sending, sender, taken[1:]))
     ended = [await outcome(noting), await outcome(second)]
 
-    assert any("deadlock" in end for end in ended)
+    assert any("deadlock" in end or "aborted" in end for end in ended)  # tried again in the same transaction
     for contestant in (sending, answering):
         await contestant.rollback()
 

@@ -15,6 +15,39 @@ alter table stepwell.await_units add column max_items integer not null default 1
 -- What was sent, where a projector has made the reply of it.
 alter table stepwell.interactions add column facts jsonb;
 
+-- One answer judged, and what may go on by it let go, in one round trip; nothing if somebody holds its instance. Each
+-- statement has a snapshot of its own: what is judged was committed before the lock was there.
+create function stepwell._answer_one(instance_id bigint, answer json)
+returns table (verdict text, problem text, status text, queues text[], transports text[], next_deadline float8)
+language plpgsql as $$
+declare
+  judged record;
+  settled record;
+begin
+  perform from stepwell.instances i where i.id = _answer_one.instance_id for no key update skip locked;
+  if not found and exists (select from stepwell.instances i where i.id = _answer_one.instance_id) then
+    return;
+  end if;
+  select a.* into judged from stepwell._interactions_admit(_answer_one.answer) a;
+  if not found then
+    return;
+  end if;
+  queues := '{}';
+  if judged.verdict = 'admitted' then
+    select s.* into settled
+    from stepwell._units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
+                                array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
+    queues := settled.queues || judged.continues_in;
+    transports := settled.transports;
+    next_deadline := settled.next_deadline;
+  end if;
+  verdict := judged.verdict;
+  problem := judged.problem;
+  status := judged.status;
+  return next;
+end
+$$;
+
 -- The engine's own statements that have changed, for the SQL doors: see 0003_statements.
 drop function stepwell._operators_find_subtree;
 drop function stepwell._operators_cancel;
