@@ -135,12 +135,13 @@ class Completing:
         ended: dict[int, _Ended] = {}
         found = await interactions.find(self._database, [call.named for call in calls])
         waiting: dict[int, Given] = {}
+        types: dict[tuple[str, int, str], ReplyType | None] = {}
         for place, call in enumerate(calls):
             if place not in found:
                 ended[place] = UnknownInteraction(call.shown)
                 continue
             try:
-                waiting[place] = self._given(call, found[place])
+                waiting[place] = self._given(call, found[place], types)
             except InvalidInput as error:
                 ended[place] = error
         while waiting:
@@ -189,8 +190,11 @@ class Completing:
                 ended[place] = UnknownInteraction(given.found.id) if verdict is None else _answer(given, verdict)
         return [ended[place] for place in range(len(line))]
 
-    def _given(self, call: _Call, found: Found) -> Given:
-        kind = self._type(found)
+    def _given(self, call: _Call, found: Found, types: dict[tuple[str, int, str], ReplyType | None]) -> Given:
+        named = found.machine, found.version, found.reference
+        if named not in types:  # those of one moment are mostly of one type
+            types[named] = self._type(found)
+        kind = types[named]
         projection = None if kind is None else kind.projection
         sent = kind if projection is None else projection.facts
         text, problem = call.text, None

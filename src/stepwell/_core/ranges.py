@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -13,6 +14,7 @@ MAX_PRIORITY = 32_767
 MIN_PRIORITY = -32_768
 MAX_YEAR = 9_000
 NO_ID = 0  # what no instance has
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as we write them ourselves
 
 
 def check_delay(field: str, delay: object) -> timedelta:
@@ -92,6 +94,8 @@ def check_text(field: str, text: str) -> str:
 
 
 def check_uuid(field: str, text: object) -> str:
+    if isinstance(text, str) and _UUID.fullmatch(text):
+        return text
     try:
         return str(UUID(text))  # type: ignore[arg-type]  # whatever it is, it is refused with its name
     except (ValueError, AttributeError, TypeError):
