@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell._core.faults import Conflict
-from stepwell._store import flushes, shortcuts
+from stepwell._store import flushes
 from stepwell._store.statements import statement
 from stepwell._store.translation import translated
 from tests.support.race import Plain, Race, Session, done, following
@@ -38,33 +38,6 @@ async def test_a_claim_whose_snapshot_is_older_than_a_commit_runs_the_next_step_
     [claim] = claimed.claims
     assert claim.step == "b"
     assert (await race.begin(other, [claim]))[claim.id].state == '{"by": "a"}'
-
-
-@pytest.mark.parametrize(
-    ("changes", "late_state"),
-    [((), None), ((("i.ctid = c.tid", "i.id = c.id"),), '{"by": "start"}')],
-    ids=["as it is", "joined by the id"],
-)
-async def test_a_state_that_comes_with_its_claim_is_never_the_one_before_a_commit(
-    race: Race, changes: tuple[tuple[str, str], ...], late_state: str | None
-) -> None:
-    await race.harness.engine.start(Plain, {"by": "start"})
-    one, other = await race.session(), (await race.session()).change("instances/claim_plain", GATE, *changes)
-    late, labels = await race.worker(other), ["Plain@1"]
-    claiming = await held_at_gate(
-        race, one, other, shortcuts.claim_plain(other, late, "default", 10, labels)
-    )
-    await pass_step_a(race, one)
-
-    await one.connection.execute("select pg_advisory_unlock(1)")
-    first = await claiming
-
-    if late_state is not None:  # what the ctid is for
-        assert [stored.state for stored in first.states.values()] == [late_state]
-        return
-    assert (first.claims, first.missed) == ([], True)
-    again = await shortcuts.claim_plain(other, late, "default", 10, labels)
-    assert [(claim.step, again.states[claim.id].state) for claim in again.claims] == [("b", '{"by": "a"}')]
 
 
 async def test_without_a_second_statement_for_it_the_state_would_be_the_one_before_that_commit(race: Race) -> None:

@@ -17,7 +17,7 @@ from tests.conftest import MakeHarness
 from tests.support.proxy import Mishap, Part, Proxy, proxy_to
 from tests.support.waiting import eventually
 
-CLAIM, NOTE = statement("instances/claim_plain"), statement("workers/note")
+CLAIM, BEGIN = statement("instances/claim"), statement("workers/begin")
 COMMIT, COMMIT_BARE = statement("instances/commit"), statement("instances/commit_bare")
 BEAT = timedelta(seconds=0.3)
 
@@ -60,7 +60,7 @@ async def road(make_harness: MakeHarness) -> AsyncIterator[Road]:
         yield Road(harness, proxy, engine, runs)
 
 
-@pytest.mark.parametrize("lost", [CLAIM, NOTE], ids=["claim", "note of its beginning"])
+@pytest.mark.parametrize("lost", [CLAIM, BEGIN], ids=["claim", "begin"])
 async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_crash(road: Road, lost: str) -> None:
     walks = await road.engine.start_many([Walk] * 5)
     with armed("claimer.before_claim", hold=True) as claiming:

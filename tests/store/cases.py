@@ -197,7 +197,6 @@ def _on(*names: str) -> frozenset[str]:
 _INBOX, _SIGNAL = frozenset({"signals_inbox"}), frozenset({"signals_pkey"})
 CASES = [
     *(Case("instances/claim", claim, n, _on("claim", "concurrency_key"), 18, 40) for n in (1, 50, 500)),
-    *(Case("instances/claim_plain", claim, n, _on("claim"), 18, 40) for n in (1, 50, 500)),
     *(Case("shares/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
     Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
@@ -205,7 +204,6 @@ CASES = [
     Case("instances/tick", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
          _on("due", "claim", "fair", "pkey", "deadline")),
     Case("workers/begin", begin, 50, frozenset(), 6),
-    Case("workers/note", lambda _, n: (1, datetime.now(UTC), []), 1, frozenset(), 6),
     Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),
     Case("instances/find_lost", lambda _, n: (1, LEASE), 2000, _on("executing"), 4),
     Case("instances/find_carried", lambda _, n: ([19, 20],), 200, _on("executing"), 3),

@@ -361,14 +361,3 @@ async def test_a_sending_that_another_worker_has_taken_over_is_not_noted(
 
     assert {row["id"] for row in rows if row["is_noted"]} == {first}
     assert (await sender(connection, first), await sender(connection, second)) == (None, other)
-
-
-def test_the_plain_claim_looks_at_the_window_of_the_other_and_writes_what_it_writes() -> None:
-    plain, other = (statement(f"instances/{name}") for name in ("claim_plain", "claim"))
-
-    for first, last in (("  from stepwell.instances i\n", "skip locked\n"), ("  update stepwell.", "  from")):
-        assert _between(plain, first, last) == _between(other, first, last)
-
-
-def _between(text: str, first: str, last: str) -> str:
-    return text.partition(first)[2].partition(last)[0]

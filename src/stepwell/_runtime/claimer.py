@@ -12,7 +12,7 @@ from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
-from stepwell._store import instances, keys, shares, shortcuts, workers
+from stepwell._store import instances, keys, shares, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Claimed, Contender
 
@@ -86,15 +86,12 @@ class Claimer(Service):
             await _probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
         is_full = answer.window >= demand
         lane.left_behind = answer.claims[-1].priority if is_full and answer.claims else None
-        if answer.others:  # only the other claim decides about them
-            lane.is_plain, lane.ready = False, True
-            self.wake()
         is_locked_out = lane.turns is not None and answer.missed and not answer.window  # others hold all it looked at
         if is_full or answer.missed:
             lane.ready = True
             if not is_locked_out:
                 self.wake()
-        await self._executor.take(answer.claims, answer.states)
+        await self._executor.take(answer.claims)
         contended = bool(answer.limited) and await self._admit(lane, [row.id for row in answer.limited])
         return await self._set_aside(lane, answer) or contended or is_locked_out
 
@@ -118,15 +115,9 @@ class Claimer(Service):
             try:
                 if lane.turns is not None:
                     return await self._claim_in_turn(worker_id, lane, lane.turns, demand, labels)
-                if lane.is_plain:
-                    return await shortcuts.claim_plain(
-                        self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
-                    )
-                claimed = await instances.claim(
+                return await instances.claim(
                     self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
                 )
-                lane.is_plain = claimed.is_plain
-                return claimed  # noqa: TRY300 - what is raised above is tried again
             except Conflict:  # another worker claimed the same concurrency key in the same moment
                 continue
         return None

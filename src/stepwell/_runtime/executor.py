@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import count
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -29,7 +28,6 @@ from stepwell._runtime.tally import Tally
 from stepwell._runtime.transactions import Transactor
 from stepwell._store import workers
 from stepwell._store.database import Database
-from stepwell._store.workers import Stored
 from stepwell.context import Context
 from stepwell.errors import AwaitTimeout, InvalidOutcome, ItemFailed, RefusedByDatabase, StepwellError
 from stepwell.outcomes import AskEach
@@ -83,11 +81,11 @@ class Executor:
         """Sync steps that run right now; they can not be stopped from outside."""
         return self._caller.in_threads
 
-    async def take(self, claims: Sequence[Claim], states: Mapping[int, Stored] = MappingProxyType({})) -> None:
-        """Take claims over, with states that came with them: begin what has a slot, keep the rest in the buffer."""
+    async def take(self, claims: Sequence[Claim]) -> None:
+        """Take claims over: begin what has a slot, keep the rest in the buffer."""
         starters = []
         for claim in claims:
-            if self._hands.add(claim, states.get(claim.id)) is None:
+            if self._hands.add(claim) is None:
                 log.warning("executor: %s: its claim came after it was given back", claim.label)
                 continue
             self._tally.claimed += 1
@@ -152,7 +150,10 @@ class Executor:
                 ordinary.append(self._suspects.popleft())
             if not ordinary or self._latest_claim is None:
                 return
-            begin = self._note_begin(ordinary, self._latest_claim)
+            begin = workers.begin(
+                self._database, ordinary[0].worker_id, self._latest_claim, self._waiting_ids(),
+                [claim.id for claim in ordinary],
+            )  # fmt: skip
             try:
                 if any(claim.has_inbox or claim.round or claim.unit_id for claim in ordinary):
                     states, loaded = await asyncio.gather(begin, load(self._database, ordinary))
@@ -171,17 +172,6 @@ class Executor:
                 if number and number % AT_ONCE == 0:
                     await asyncio.sleep(0)  # what was launched runs, and is committed while the others run
                 self._launch(claim, loaded.beside(claim.id, states[claim.id]))
-
-    async def _note_begin(self, claims: list[Claim], latest: datetime) -> dict[int, Stored]:
-        """Note that claims begin; returns their states, or nothing if the lease is gone."""
-        worker_id, waiting = claims[0].worker_id, self._waiting_ids()
-        hands = [self._hands.get(claim.id) for claim in claims]
-        known = {hand.claim.id: hand.stored for hand in hands if hand is not None and hand.stored is not None}
-        unknown = [claim.id for claim in claims if claim.id not in known]
-        if unknown:
-            read = await workers.begin(self._database, worker_id, latest, waiting, unknown)
-            return known | read if read else {}
-        return known if await workers.note(self._database, worker_id, latest, waiting) else {}
 
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""

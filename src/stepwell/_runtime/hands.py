@@ -7,17 +7,15 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from stepwell._core.records import Claim
-from stepwell._store.workers import Stored
 
 
 class Hand:
     """One claim, the task that runs it, and how far it is."""
 
-    __slots__ = ("abandoned", "claim", "goes_on", "has_slot", "revoked", "stored", "submitted", "task")
+    __slots__ = ("abandoned", "claim", "goes_on", "has_slot", "revoked", "submitted", "task")
 
-    def __init__(self, claim: Claim, stored: Stored | None = None) -> None:
+    def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.stored = stored  # its state, if that came with the claim
         self.task: asyncio.Task[None] | None = None
         self.has_slot = False  # of its queue, from its beginning until its step has returned
         self.submitted = False  # its outcome is with the flusher
@@ -55,7 +53,7 @@ class Hands:
     def __len__(self) -> int:
         return len(self._hands)
 
-    def add(self, claim: Claim, stored: Stored | None = None) -> Hand | None:
+    def add(self, claim: Claim) -> Hand | None:
         """Take a claim; None if it was given back before its answer came. An older claim of the same instance whose
         step still runs is lost, or there would be no newer one: stop it."""
         with self._arriving:
@@ -64,7 +62,7 @@ class Hands:
             older = self._hands.get(claim.id)
             if older is not None and not older.submitted:
                 older.abandon("the claim of this step is lost")
-            hand = self._hands[claim.id] = Hand(claim, stored)
+            hand = self._hands[claim.id] = Hand(claim)
             return hand
 
     def give_back(self, claims: Mapping[int, int]) -> list[int]:

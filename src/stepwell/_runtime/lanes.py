@@ -35,7 +35,7 @@ class Turns:
 class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
-    __slots__ = ("buffer", "is_paused", "is_plain", "left_behind", "queue", "ready", "running", "slots", "turns")
+    __slots__ = ("buffer", "is_paused", "left_behind", "queue", "ready", "running", "slots", "turns")
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -44,7 +44,6 @@ class Lane:
         self.buffer: deque[Claim] = deque()
         self.ready = True
         self.turns: Turns | None = None  # None: it is no fair queue
-        self.is_plain = True  # as far as the last claim has seen, nothing in it needs more than a worker
         self.is_paused = False  # as far as we know; the claim itself knows better
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 

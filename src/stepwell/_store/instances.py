@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
@@ -20,7 +20,6 @@ from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
 from stepwell._store.wire import encode_commits
-from stepwell._store.workers import Stored
 from stepwell.errors import InvalidPayload
 
 
@@ -51,18 +50,11 @@ class Claimed:
     foreign: list[Contender]
     missed: bool
     limited: list[Contender]
-    states: Mapping[int, Stored] = field(default_factory=dict)  # of the claims, where they were read with them
-    others: int = 0  # rows that only another statement can claim
 
     @property
     def window(self) -> int:
         """How many rows were looked at."""
-        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited) + self.others
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether no row of the window needed more than a worker."""
-        return self.window == len(self.claims) and all(claim.concurrency_key is None for claim in self.claims)
+        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

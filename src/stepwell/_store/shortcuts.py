@@ -1,4 +1,4 @@
-"""The short way of claims and commits that need nothing more: calls of `claim_plain.sql` and `commit_bare.sql`."""
+"""The short way of commits that only end, or only go on: calls of `commit_bare.sql`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from stepwell._core.commits import Commit
-from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._store.database import Queryable
-from stepwell._store.instances import Claimed, Committed
+from stepwell._store.instances import Committed
 from stepwell._store.wire import encode_bare
-from stepwell._store.workers import Stored
-
-
-async def claim_plain(
-    db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str] = ()
-) -> Claimed:
-    """Claim what needs nothing but a worker, with its states."""
-    *rows, last = await db.fetch("instances/claim_plain", worker_id, queue, limit, labels, passed_over)
-    claimed_at, states = last["claimed_at"], {}
-    claims: list[Claim] = []
-    for (
-        id_, fence, machine, version, step, attempt, crashes, tenant, key, has_inbox, awaits, parent_id, round_,
-        priority, unit_id, state, unchecked, _,
-    ) in rows:  # fmt: skip
-        claims.append(
-            Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, key, None, queue,
-                  claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None, unit_id)
-        )  # fmt: skip
-        states[id_] = Stored(state, unchecked)
-    return Claimed(claims, [], [], last["fence"] > 0, [], states, last["version"])
 
 
 async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> list[Committed] | None:

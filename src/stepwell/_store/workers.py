@@ -91,11 +91,6 @@ async def begin(
     return {id_: Stored(state, unchecked) for id_, state, unchecked in rows}
 
 
-async def note(db: Queryable, worker_id: int, begun_at: datetime, waiting: Sequence[int]) -> bool:
-    """Note that claims begin whose states are known; False if the lease is gone."""
-    return bool(await db.fetch("workers/note", worker_id, begun_at, waiting))
-
-
 async def leave(db: Queryable, worker_ids: Sequence[int], *, by_itself: bool) -> None:
     """End leases: a worker's own when it has drained, or those of the dead."""
     await db.fetch("workers/leave", worker_ids, by_itself)

@@ -143,9 +143,9 @@ class SteppedWorker(Worker):
         self._pruner = Still()  # type: ignore[assignment]
 
     def _take_noting(self, take: Take) -> Take:
-        async def noting(claims: Sequence[Claim], *states: Any) -> None:
+        async def noting(claims: Sequence[Claim]) -> None:
             self.taken += claims
-            await take(claims, *states)
+            await take(claims)
 
         return noting
 
