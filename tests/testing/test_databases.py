@@ -13,6 +13,7 @@ from stepwell._store import clones
 from stepwell._store.clones import Registrar
 from stepwell.testing import Harness
 from stepwell.testing.keeper import keeper
+from tests.support.waiting import eventually
 
 TABLES = ("instances", "instance_data", "signals", "tombstones", "machines", "workers")
 
@@ -87,6 +88,7 @@ async def test_what_a_killed_process_left_is_dropped_by_the_next_one(registrar: 
     living = await registrar.clone()
     assert dead._connection is not None
     dead._connection.terminate()
+    await eventually(lambda: is_gone(registrar.url, dead))
 
     successor = Registrar(registrar.url)
     await successor.open()
@@ -95,6 +97,12 @@ async def test_what_a_killed_process_left_is_dropped_by_the_next_one(registrar: 
     assert (left in names, living in names) == (False, True)
     await successor.close()
     await registrar.drop(living)
+
+
+async def is_gone(url: str, dead: Registrar) -> bool:
+    """Whether the server has noticed that a process is dead."""
+    name = f"harness {dead._token}"
+    return not await clones.query(url, "select from pg_stat_activity where application_name = $1", name)
 
 
 async def test_two_harnesses_have_two_databases() -> None:
