@@ -9,13 +9,16 @@ from __future__ import annotations
 import ctypes
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import confluent_kafka
 
 PARTITIONS: Final = 4
+Functions: TypeAlias = dict[str, tuple[Any, list[Any]]]
+"""Functions of librdkafka by name: what they give, and what they take."""
+
 _POINTER = ctypes.c_void_p
-_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
+_FUNCTIONS: Final[Functions] = {
     "rd_kafka_conf_new": (_POINTER, []),
     "rd_kafka_conf_set": (ctypes.c_int, [_POINTER, *[ctypes.c_char_p] * 3, ctypes.c_size_t]),
     "rd_kafka_new": (_POINTER, [ctypes.c_int, _POINTER, ctypes.c_char_p, ctypes.c_size_t]),
@@ -23,30 +26,38 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rd_kafka_mock_cluster_bootstraps": (ctypes.c_char_p, [_POINTER]),
     "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_POINTER, ctypes.c_int32]),
     "rd_kafka_mock_topic_create": (ctypes.c_int, [_POINTER, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]),
+    "rd_kafka_destroy": (None, [_POINTER]),
 }  # fmt: skip
 
 
-def start_cluster(*topics: str) -> str:
-    """Start one in this process, for as long as it lives; returns its address."""
-    library = _load()
-    said = ctypes.create_string_buffer(512)
-    settings = library.rd_kafka_conf_new()
-    for name, value in ((b"test.mock.num.brokers", b"1"), (b"log_level", b"0")):
-        if library.rd_kafka_conf_set(settings, name, value, said, len(said)) != 0:
+class Cluster:
+    """One broker, which lives as long as its process, or until it is closed."""
+
+    functions = _FUNCTIONS
+
+    def __init__(self) -> None:
+        self._library = _load(self.functions)
+        said = ctypes.create_string_buffer(512)
+        settings = self._library.rd_kafka_conf_new()
+        for name, value in ((b"test.mock.num.brokers", b"1"), (b"log_level", b"0")):
+            if self._library.rd_kafka_conf_set(settings, name, value, said, len(said)) != 0:
+                raise RuntimeError(said.value.decode())
+        self._client = self._library.rd_kafka_new(0, settings, said, len(said))
+        if not self._client:
             raise RuntimeError(said.value.decode())
-    client = library.rd_kafka_new(0, settings, said, len(said))
-    if not client:
-        raise RuntimeError(said.value.decode())
-    cluster = library.rd_kafka_handle_mock_cluster(client)
-    library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 0)
-    for topic in topics:
-        if library.rd_kafka_mock_topic_create(cluster, topic.encode(), PARTITIONS, 1) != 0:
+        self._cluster = self._library.rd_kafka_handle_mock_cluster(self._client)
+        self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
+        self.address: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+
+    def create(self, topic: str, partitions: int = PARTITIONS) -> None:
+        if self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1) != 0:
             raise RuntimeError(f"topic {topic} was not made")
-    address: str = library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
-    return address
+
+    def close(self) -> None:
+        self._library.rd_kafka_destroy(self._client)
 
 
-def _load() -> Any:
+def _load(functions: Functions) -> Any:
     """The librdkafka that the wheel of confluent-kafka brings along: beside it on Linux, inside it on macOS."""
     home = Path(confluent_kafka.__file__).parent
     places = (home.with_name("confluent_kafka.libs"), home / ".dylibs")
@@ -54,14 +65,17 @@ def _load() -> Any:
     if not found:
         raise RuntimeError("confluent-kafka was not installed from its wheel: there is no librdkafka beside it")
     library = ctypes.CDLL(str(found[0]))
-    for name, (result, arguments) in _FUNCTIONS.items():
+    for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
 def main() -> None:
-    sys.stdout.write(f"{start_cluster(*sys.argv[1:])}\n")
+    cluster = Cluster()
+    for topic in sys.argv[1:]:
+        cluster.create(topic)
+    sys.stdout.write(f"{cluster.address}\n")
     sys.stdout.flush()
     sys.stdin.read()
 

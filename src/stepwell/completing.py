@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -144,10 +144,7 @@ class Completing:
                 waiting[place] = self._given(call, found[place], types)
             except InvalidInput as error:
                 ended[place] = error
-        while waiting:
-            first = {given.found.id: place for place, given in reversed(waiting.items())}
-            places = sorted(first.values())
-            round_ = {place: waiting.pop(place) for place in places}
+        for round_ in _rounds(waiting):
             ended |= await self._judge(round_)
         return [ended[place] for place in range(len(calls))]
 
@@ -181,9 +178,7 @@ class Completing:
     async def _judge_patiently(self, line: list[Given]) -> Sequence[Completion | CompletionRefused]:
         """Judge answers to one instance, each question at most once at a time; answers in their order."""
         ended: dict[int, Completion | CompletionRefused] = {}
-        while len(ended) < len(line):
-            first = {given.found.id: place for place, given in reversed([*enumerate(line)]) if place not in ended}
-            round_ = {place: line[place] for place in sorted(first.values())}
+        for round_ in _rounds(dict(enumerate(line))):
             verdicts, settled = await retried(partial(interactions.admit_patiently, self._database, [*round_.values()]))
             self.settled(settled)
             for (place, given), verdict in zip(round_.items(), verdicts, strict=True):
@@ -234,6 +229,13 @@ class Completing:
         """The type of a reply, if this process has it; else the database checks by its schema."""
         definition = self._registry.find(found.machine, found.version)
         return None if definition is None else find_type(found.reference, type(definition.owner).__module__)
+
+
+def _rounds(waiting: dict[int, Given]) -> Iterator[dict[int, Given]]:
+    """Answers by their places, in rounds: in each, every question at most once, the first answer first."""
+    while waiting:
+        first = {given.found.id: place for place, given in reversed(waiting.items())}
+        yield {place: waiting.pop(place) for place in sorted(first.values())}
 
 
 def _text(reply: object) -> str | None:

@@ -91,7 +91,8 @@ async def admit(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | No
     ids = sorted({g.found.instance_id for g in given})
     if len(given) >= MANY * len(ids):
         with suppress(Contention):
-            return await _admit_soon(db, given, ids)
+            # Each is mostly held by those of its items that end, for a moment: to wait is cheaper than to come again.
+            return await admit_patiently(db, given, at_most_ms=SOON_MS)
     async with db.transaction() as session:
         return await _admit(session, given, await children.lock_parents(session, ids))
 
@@ -114,19 +115,14 @@ def _judged(place: int, given: Given) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _admit_soon(db: Database, given: Sequence[Given], ids: list[int]) -> tuple[list[Verdict | None], Settled]:
-    """Judge many answers of few instances: each is mostly held by those of its items that end, for a moment, and to
-    wait for these is cheaper than to come again. Whoever holds one for longer is a Contention."""
-    async with db.transaction() as session:
-        await session.run(f"set local lock_timeout = {SOON_MS}")
-        await operators.lock(session, ids)
-        return await _admit(session, given, set(ids))
-
-
-async def admit_patiently(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | None], Settled]:
-    """Judge answers, no question twice, waiting for whoever holds their instances."""
+async def admit_patiently(
+    db: Database, given: Sequence[Given], *, at_most_ms: int | None = None
+) -> tuple[list[Verdict | None], Settled]:
+    """Judge answers, no question twice, waiting for whoever holds their instances; a Contention beyond that time."""
     ids = sorted({g.found.instance_id for g in given})
     async with db.transaction() as session:
+        if at_most_ms is not None:
+            await session.run(f"set local lock_timeout = {at_most_ms}")
         await operators.lock(session, ids)
         return await _admit(session, given, set(ids))
 
