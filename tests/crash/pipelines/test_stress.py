@@ -120,7 +120,7 @@ class Crowd:
 async def watch(pool: asyncpg.Pool, until: float) -> int:
     """Look, again and again, whether everything holds; returns how often."""
     looks = 0
-    while asyncio.get_running_loop().time() < until:
+    while not looks or asyncio.get_running_loop().time() < until:
         assert [row["problem"] for row in await pool.fetch(PROBLEMS)] == []
         looks += 1
         await asyncio.sleep(0.05)
@@ -128,13 +128,13 @@ async def watch(pool: asyncpg.Pool, until: float) -> int:
 
 
 async def kill(h: Harness, start_worker: StartWorker, dice: random.Random, until: float) -> int:
-    """Kill worker processes, and start others in their place; returns how many died."""
+    """Kill worker processes, at least one, and start others in their place; returns how many died."""
     settings = {"reap": 0.1, "max_crashes": 1_000}
     workers: list[WorkerProcess] = [
         await start_worker(h.url, module="pipeline_process", **settings) for _ in range(PROCESSES)
     ]
     deaths = 0
-    while asyncio.get_running_loop().time() < until:
+    while not deaths or asyncio.get_running_loop().time() < until:
         place = dice.randrange(len(workers))
         await workers[place].ready()
         await asyncio.sleep(dice.uniform(0.05, 0.8))
