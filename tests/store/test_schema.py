@@ -38,3 +38,15 @@ async def test_the_planner_inlines_the_clock(connection: asyncpg.Connection) -> 
     plan = await connection.fetch("explain select from stepwell.instances where due_at <= stepwell.now()")
 
     assert not any("stepwell.now" in row[0] for row in plan)
+
+
+async def test_what_a_question_is_known_by_is_computed_in_the_statement_and_not_by_a_call(
+    connection: asyncpg.Connection,
+) -> None:
+    """A call costs three times as much, for every question that is asked."""
+    plan = await connection.fetchval(
+        "explain (verbose, format json) "
+        "select stepwell._correlation(v.name, v.number, 1, 1, v.name) from (values ('a', 2::bigint)) as v(name, number)"
+    )
+
+    assert ("sha256" in plan, "_correlation" in plan) == (True, False)

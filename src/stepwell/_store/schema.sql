@@ -142,7 +142,7 @@ $function$;
 CREATE OR REPLACE FUNCTION stepwell._correlation(tenant text, instance bigint, visit integer, item integer, key text)
  RETURNS uuid
  LANGUAGE sql
- IMMUTABLE PARALLEL SAFE
+ STABLE PARALLEL SAFE
 AS $function$
 select encode(substr(sha256(convert_to(concat_ws(E'\x1f', tenant, instance, visit, item, key), 'UTF8')), 1, 16), 'hex')::uuid
 $function$;
@@ -1905,4 +1905,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (10);
+insert into stepwell.meta (version) values (11);
