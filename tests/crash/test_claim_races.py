@@ -37,7 +37,9 @@ async def test_a_claim_whose_snapshot_is_older_than_a_commit_runs_the_next_step_
     assert first.claims or first.missed
     [claim] = claimed.claims
     assert claim.step == "b"
-    assert (await race.begin(other, [claim]))[claim.id].state == '{"by": "a"}'
+    begun = await race.begin(other, [claim])
+    assert begun is not None
+    assert begun.states[claim.id] == '{"by": "a"}'
 
 
 async def test_without_a_second_statement_for_it_the_state_would_be_the_one_before_that_commit(race: Race) -> None:

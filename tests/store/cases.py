@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from stepwell._store.database import CLIENT, PLAN_ANEW, WORKER
+from stepwell._store.wire import numbers
 from tests.store.backlog import HOT, LABELS, LIVE_WORKERS
 
 SESSIONS: dict[str, Mapping[str, str]] = {
@@ -107,8 +108,8 @@ def commit(given: Sample, size: int) -> tuple[Any, ...]:
 def commit_bare(given: Sample, size: int) -> tuple[Any, ...]:
     claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
     ids, workers, fences = zip(*claims, strict=True)
-    texts = ["{" + ",".join(map(str, numbers)) + "}" for numbers in (ids, fences, ["runnable"] * len(ids))]
-    return workers[0], *texts, *("\x1e".join([text] * len(ids)) for text in ("pack", '{"order": 1}', ""))
+    texts = ["{" + ",".join(map(str, each)) + "}" for each in (ids, fences, ["runnable"] * len(ids))]
+    return workers[0], len(ids), *texts, *("\x1e".join([text] * len(ids)) for text in ("pack", '{"order": 1}', ""))
 
 
 def start(_: Sample, size: int) -> tuple[Any, ...]:
@@ -179,7 +180,7 @@ def admit(given: Sample, size: int) -> tuple[Any, ...]:
 
 
 def begin(given: Sample, size: int) -> tuple[Any, ...]:
-    return 1, datetime.now(UTC), [], [row[0] for row in given.executing[:size]]
+    return 1, datetime.now(UTC), "{}", numbers([row[0] for row in given.executing[:size]])
 
 
 def release(given: Sample, _: int) -> tuple[Any, ...]:

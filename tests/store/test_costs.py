@@ -122,9 +122,10 @@ async def test_beginning_is_one_statement_and_brings_the_states(database: Databa
     given = await claims(database, 50)
     tally.clear()
 
-    states = await workers.begin(database, given[0].worker_id, given[0].claimed_at, [], [c.id for c in given])
+    begun = await workers.begin(database, given[0].worker_id, given[0].claimed_at, [], [c.id for c in given])
 
-    assert set(states) == {c.id for c in given}
+    assert begun is not None
+    assert set(begun.states) == {c.id for c in given}
     await tally.expect("workers/begin")
 
 

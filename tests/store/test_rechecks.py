@@ -68,7 +68,7 @@ def bare(ids: tuple[int, ...], worker: int, status: str = "runnable") -> tuple[A
 
     numbers = ",".join(map(str, ids))
     return (
-        worker, f"{{{numbers}}}", f"{{{each(1, ',')}}}", f"{{{each(status, ',')}}}", each("pack", "\x1e"),
+        worker, len(ids), f"{{{numbers}}}", f"{{{each(1, ',')}}}", f"{{{each(status, ',')}}}", each("pack", "\x1e"),
         each('{"new": true}', "\x1e"), "",
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ async def test_a_bare_commit_of_a_claim_that_is_over_changes_nothing(
 
     [committed] = await connection.fetch(statement("instances/commit_bare"), *bare(two, worker))
 
-    assert committed["ids"] is None
+    assert (committed["number"], committed["ids"]) == (0, [])
     assert [await row(connection, id_) for id_ in two] == before
 
 
@@ -173,8 +173,8 @@ async def test_a_mark_and_a_signal_that_come_meanwhile_are_told_by_a_bare_commit
         await gate.open()
         [committed] = await committing
 
-    told = [committed[name] for name in ("ids", "sent_back", "watched", "with_inbox", "joining")]
-    assert told == [[first, second], [second], [second], [second], None]
+    told = [committed[name] for name in ("number", "ids", "sent_back", "watched", "with_inbox", "joining")]
+    assert told == [2, None, [second], [second], [second], None]
     stayed, sent_back = await row(connection, first), await row(connection, second)
     assert (stayed["status"], stayed["worker_id"], stayed["fence"]) == ("executing", worker, 2)
     assert (sent_back["status"], sent_back["worker_id"], sent_back["fence"]) == ("runnable", None, 2)

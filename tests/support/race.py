@@ -18,7 +18,7 @@ from stepwell._store import flushes, instances, workers
 from stepwell._store.database import PLAN_ANEW, WORKER
 from stepwell._store.instances import Claimed
 from stepwell._store.statements import statement
-from stepwell._store.workers import Place, Stored
+from stepwell._store.workers import Begun, Place
 from stepwell.testing import Harness
 from tests.support.waiting import eventually
 
@@ -99,7 +99,7 @@ class Race:
     async def claim(self, session: Session, worker_id: int, limit: int = 100) -> Claimed:
         return await instances.claim(session, worker_id, "default", limit, self._labels)
 
-    async def begin(self, session: Session, claims: Sequence[Claim]) -> dict[int, Stored]:
+    async def begin(self, session: Session, claims: Sequence[Claim]) -> Begun | None:
         """Note that claims begin; returns their states."""
         latest = max(claim.claimed_at for claim in claims)
         return await workers.begin(session, claims[0].worker_id, latest, [], [claim.id for claim in claims])

@@ -112,6 +112,7 @@ class StateType:
         except TypeError as error:
             raise DefinitionError(f"{self._name}: {error}") from error
         self._record = survey.place.records.get(self._class, Record())
+        self._has_defaults = bool(self._record.defaults)
         # A plain dict takes whatever the scan passes; there is no type to decode it against.
         self._verifier = None if kind in (None, dict) else self._decoder
         self._reader = self._decode_known if self._record.forbids_unknown else self._decoder.decode
@@ -142,18 +143,23 @@ class StateType:
         """Whether it has nothing but known fields with plain values: then encoding it sees all that a scan would."""
         return mapping.keys() <= self._record.names.keys() and _PLAIN.issuperset(map(type, mapping.values()))
 
-    def encode(self, value: object, encoded: bytes | None = None) -> str:
-        """The text to store for a state; `encoded`, if it is encoded already."""
+    def encode(self, value: object) -> str:
+        """The text to store for a state."""
+        return self._written(value, None)[0]
+
+    def _written(self, value: object, encoded: bytes | None) -> tuple[str, Any]:
+        """The text to store for a state, and what it reads as; `encoded`, if it is encoded already."""
         if type(value) is not self._class and not (self._is_mapping and isinstance(value, Mapping)):
             raise InvalidState(self.field, f"expected {self._name}, got {_type_name(value)}")
-        if self._record.defaults and self._record.complete(value):
+        if self._has_defaults and self._record.complete(value):
             encoded = None
         return write(value, self._place, self.field, risky=self._risky, decoder=self._verifier, encoded=encoded)
 
-    def changed(self, value: object, mark: bytes | None) -> str | None:
-        """The text to store for a state after a step; None if it is as it was when the mark was made."""
+    def changed(self, value: object, mark: bytes | None) -> tuple[str | None, Any]:
+        """The text to store for a state after a step, and what it reads as, if that is known; None and None if it is
+        as it was when the mark was made."""
         encoded = self.mark(value)
-        return None if mark is not None and encoded == mark else self.encode(value, encoded)
+        return (None, None) if mark is not None and encoded == mark else self._written(value, encoded)
 
     def mark(self, value: object) -> bytes | None:
         """What tells later whether the author has changed this state; None if that can not be told."""
@@ -167,7 +173,7 @@ class StateType:
         return read(self._reader, text, self.field)
 
     def as_stored(self, text: str) -> str:
-        """A text of ours as the database gives it back."""
+        """A text of ours as the database gives it back; the same object, if that is the same."""
         return as_jsonb(text, is_mapping=self._is_mapping)
 
     def _decode_known(self, text: str) -> Any:
@@ -188,7 +194,7 @@ def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
 
 def encode_value(value: object, field: str) -> str:
     """The text of a result or a payload: any JSON value, with typed objects anywhere in it."""
-    return write(value, RESULT, field, risky=True, decoder=None)
+    return write(value, RESULT, field, risky=True, decoder=None)[0]
 
 
 def decode_value(text: str) -> Any:
@@ -250,8 +256,9 @@ def _is_suspect(encoded: bytes) -> bool:
 def write(
     value: object, place: Place, field: str, *, risky: bool, decoder: msgspec.json.Decoder[Any] | None,
     encoded: bytes | None = None,
-) -> str:  # fmt: skip
-    """The text of a value that fits its place, and, with a decoder, is known to decode again."""
+) -> tuple[str, Any]:  # fmt: skip
+    """The text of a value that fits its place, and, with a decoder, what it reads as: so it is known to."""
+    again = None
     try:
         if risky:
             scan(value, place, field, thorough=False)
@@ -262,12 +269,12 @@ def write(
             scan(value, place, field, thorough=suspect)
         if decoder is not None:
             # Assignments are not checked; what would not decode must not be committed.
-            decoder.decode(encoded)
+            again = decoder.decode(encoded)
     except InvalidInput:
         raise
     except Exception as error:  # noqa: BLE001  serializers, properties and __post_init__ are the author's code
         raise _explain(error, value, place, field) from _original(error)
-    return encoded.decode()
+    return encoded.decode(), again
 
 
 def read(work: Callable[[Any], Any], given: object, field: str) -> Any:

@@ -56,7 +56,7 @@ class ReplyType(msgspec.Struct, frozen=True):
         except InvalidInput:
             if self.place is None:
                 raise
-            return write(value, self.place, FIELD, risky=True, decoder=self.decoder)
+            return write(value, self.place, FIELD, risky=True, decoder=self.decoder)[0]
 
     def decode(self, text: str) -> Any:
         """The typed reply in a text; an InvalidInput that names the place if it does not fit."""

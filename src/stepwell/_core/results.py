@@ -41,7 +41,7 @@ class ResultType:
             if self._place is None:
                 raise
             try:
-                return write(value, self._place, FIELD, risky=True, decoder=self._decoder)
+                return write(value, self._place, FIELD, risky=True, decoder=self._decoder)[0]
             except InvalidInput:
                 raise refusal from None
 

@@ -45,13 +45,14 @@ def transition(
     if not isinstance(outcome, _OUTCOMES):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
-    if keeps_state and isinstance(given, Unset):
-        text = None
-    else:
-        text = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
+    text, again = None, None
+    if not (keeps_state and isinstance(given, Unset)):
+        text, again = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
     match outcome:
         case Next():
-            return _next(outcome, claim, definition, text, awaited, registry or Registry())
+            return _next(outcome, claim, definition, text, again, awaited, registry or Registry())
+        case Done():
+            return _done(outcome, claim, definition, text, max_payload)
         case Retry():
             return Commit(
                 claim=claim, status=Status.RUNNABLE, step=claim.step, version=definition.version,
@@ -60,8 +61,6 @@ def transition(
             )  # fmt: skip
         case Await() | Spawn() | Ask() | AskEach():
             return _park(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
-        case Done():
-            return _done(outcome, claim, definition, text, max_payload)
         case Stop():
             return failed(claim, definition.version, outcome.reason, state=text)
         case _:
@@ -73,6 +72,7 @@ def _next(
     claim: Claim,
     definition: Definition,
     state: str | None,
+    again: Any,
     awaited: tuple[int, ...],
     registry: Registry,
 ) -> Commit:
@@ -80,7 +80,7 @@ def _next(
     step = target(definition, "step", outcome.step)
     commit = Commit(
         claim=claim, status=Status.RUNNABLE, step=step, version=definition.version, attempt=0, consumes=awaited,
-        state=state,
+        state=state, again=again,
         needs=registry.limits.of_next(
             definition.needs.get(step), claim.needs, outcome.concurrency_limit, outcome.rate_limit, outcome.weight
         ),
@@ -223,12 +223,15 @@ def failure_text(reason: str | BaseException) -> str:
     return encode_value(shown, "error")
 
 
-def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> str | None:
-    """The state as text if it differs from the one that was handed out. A job's arguments never change."""
-    text = None if definition.is_job else definition.state.changed(state, mark)
+def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> tuple[str | None, Any]:
+    """The state as text if it differs from the one that was handed out, and what that reads as. A job's arguments never
+    change."""
+    if definition.is_job:
+        return None, None
+    text, again = definition.state.changed(state, mark)
     if text is not None:
         check_size(text, "state", max_payload)
-    return text
+    return text, again
 
 
 def _no_outcome(value: object, step: str) -> str:

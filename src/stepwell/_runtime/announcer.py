@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from stepwell._core.commits import Commit
 from stepwell._core.status import Hold, Status
@@ -43,6 +43,15 @@ class Announcer:
         for transport in set(flushed.transports):
             self._notifier.announce_dispatch(transport)
         self._emitter.committed(by_id, flushed)
+
+    def as_meant(self, commits: Sequence[Commit]) -> None:
+        """Say what bare commits tell that landed as they were to, and for which no client waits."""
+        back = Counter(
+            [commit.claim.queue for commit in commits if commit.status is Status.RUNNABLE and not commit.goes_on]
+        )
+        for queue, count in back.items():
+            self._notifier.announce_work(queue, count)
+        self._emitter.as_meant(commits)
 
     def landed(self, commit: Commit) -> None:
         """Say what the lost answer to a commit would have told."""

@@ -46,6 +46,13 @@ class Emitter:
             children = [(entries[row.position], row) for row in rows]
             self._hooks.put(children, lambda pair: _start(pair[0][2], pair[1], pair[0][0].claim.id, now))
 
+    def as_meant(self, commits: Sequence[Commit]) -> None:
+        """Bare outcomes are durable."""
+        if "committed" in self._hooks.wanted:
+            going_on = Status.EXECUTING
+            outcomes = [(c, going_on if c.goes_on else c.status, c.claim.queue) for c in commits]
+            self._put_outcomes(outcomes, datetime.now(UTC))
+
     def landed(self, commit: Commit) -> None:
         """An outcome is durable whose answer was lost: what its children are called is not known."""
         if self._hooks.wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from itertools import count
 from typing import Any, TypeVar
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import StoreFault
-from stepwell._core.records import Claim
+from stepwell._core.records import SUSPECT_AFTER, Claim
+from stepwell._core.status import Status
 from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Caller
 from stepwell._runtime.filler import Filler
@@ -23,6 +24,7 @@ from stepwell._runtime.flusher import AT_ONCE, Flusher, Verdict
 from stepwell._runtime.hands import Hand, Hands
 from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.loading import Loaded, load
+from stepwell._runtime.parting import Parting
 from stepwell._runtime.runs import Read, Run, Surroundings, Unfit, prepare
 from stepwell._runtime.tally import Tally
 from stepwell._runtime.transactions import Transactor
@@ -126,14 +128,26 @@ class Executor:
         """Wait for what runs; returns how many did not end in time and were left."""
         if self._refills:
             await asyncio.wait(self._refills, timeout=patience)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
         tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=patience)
-        left = [hand for hand in self._hands.all() if hand.task is not None and not hand.task.done()]
+        partings = [hand for hand in self._hands.all() if hand.is_parting]
+        for hand in partings:
+            hand.farewell = loop.create_future()
+        if partings:
+            farewells = [hand.farewell for hand in partings if hand.farewell is not None]
+            await asyncio.wait(farewells, timeout=until - loop.time())
+        left = [
+            hand for hand in self._hands.all()
+            if hand.is_parting or (hand.task is not None and not hand.task.done())
+        ]  # fmt: skip
         for hand in left:
             hand.abandon("the worker stops")
-        if left:
-            await asyncio.wait([hand.task for hand in left if hand.task is not None], timeout=1.0)
+        running = [hand.task for hand in left if hand.task is not None and not hand.task.done()]
+        if running:
+            await asyncio.wait(running, timeout=1.0)
         self._caller.close()
         return len(left)
 
@@ -156,22 +170,24 @@ class Executor:
             )  # fmt: skip
             try:
                 if any(claim.has_inbox or claim.round or claim.unit_id for claim in ordinary):
-                    states, loaded = await asyncio.gather(begin, load(self._database, ordinary))
+                    begun, loaded = await asyncio.gather(begin, load(self._database, ordinary))
                 else:
-                    states, loaded = await begin, Loaded()
+                    begun, loaded = await begin, Loaded()
             except StoreFault:
                 self._give_up(ordinary)  # not in our hands any more: the heartbeat returns them within a beat
                 raise
-            if not states:
+            if begun is None:
                 self._give_up(ordinary)
                 self._on_lease_lost(ordinary[0].worker_id)
                 return
             if _probes.hooks:
-                await _probes.reach("executor.begun", ids=list(states))
+                await _probes.reach("executor.begun", ids=list(begun.states))
+            loop, states, unchecked = asyncio.get_running_loop(), begun.states, begun.unchecked
             for number, claim in enumerate(ordinary):
                 if number and number % AT_ONCE == 0:
                     await asyncio.sleep(0)  # what was launched runs, and is committed while the others run
-                self._launch(claim, loaded.beside(claim.id, states[claim.id]))
+                id_ = claim.id
+                self._launch(claim, loaded.beside(id_, states[id_], unchecked=id_ in unchecked), loop)
 
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""
@@ -183,13 +199,14 @@ class Executor:
             self._hands.drop(claim)
             self._end_slot(claim)
 
-    def _launch(self, claim: Claim, stored: Read) -> None:
+    def _launch(self, claim: Claim, stored: Read, loop: asyncio.AbstractEventLoop) -> None:
         hand = self._hands.get(claim.id)
         if hand is None or hand.claim is not claim:
             self._end_slot(claim)  # abandoned while its beginning was noted
             return
         hand.has_slot = True
-        hand.task = asyncio.get_running_loop().create_task(self._run(hand, stored), name=claim.label)
+        name = f"{claim.machine} #{claim.id}"  # without its step: the task may run ahead to others
+        hand.task = loop.create_task(self._run(hand, self._run_steps(hand, stored)), name=name)
 
     def _leave_slot(self, hand: Hand) -> None:
         if hand.has_slot:
@@ -219,9 +236,9 @@ class Executor:
         except StoreFault as error:
             log.warning("executor: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
 
-    async def _run(self, hand: Hand, stored: Read) -> None:
+    async def _run(self, hand: Hand, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._run_steps(hand, stored)
+            await work
         except asyncio.CancelledError:
             if not hand.abandoned:
                 raise
@@ -230,7 +247,8 @@ class Executor:
             log.error("executor: %s: no outcome could be committed: %s", hand.claim.label, error)  # noqa: TRY400 - said whole
         finally:
             self._leave_slot(hand)
-            self._hands.drop(hand.claim)
+            if not hand.is_parting:
+                self._hands.drop(hand.claim)
 
     async def _run_steps(self, hand: Hand, stored: Read) -> None:
         """Run a step to its commit, and as many of the next ones as the row stays ours for."""
@@ -248,10 +266,12 @@ class Executor:
                 return
             if _probes.hooks:
                 await _probes.reach("executor.returned", id=claim.id)
-            if steps_ahead < self._run_ahead and self._may_go_on(commit):
+            if commit.status is Status.RUNNABLE and steps_ahead < self._run_ahead and self._may_go_on(commit):
                 commit = replace(commit, goes_on=True)
-            elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+            elif claim.crashes < SUSPECT_AFTER:  # a suspect is cleared by its commit: the next one waits for that
                 self._leave_slot(hand)
+                self._submit_last(hand, run, commit)
+                return
             try:
                 verdict = await self._submit(hand, commit)
             except RefusedByDatabase as error:
@@ -263,7 +283,7 @@ class Executor:
             if hand.revoked:
                 log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
                 return
-            stored = Read(run.stored_after(commit))
+            stored = run.read_after(commit)
 
     async def _decide(self, hand: Hand, run: Run) -> Commit | None:
         """The commit of what is no ordinary step; None if its transaction has ended it."""
@@ -281,13 +301,24 @@ class Executor:
             and not self._is_draining and self._lanes[claim.queue].lets_run_ahead(claim.priority)
         )  # fmt: skip
 
-    async def _refused(self, hand: Hand, run: Run, error: RefusedByDatabase) -> None:
+    async def _refused(self, hand: Hand, run: Run, error: BaseException) -> None:
         """Bring what Postgres has refused to `handle`."""
         commit = await self._handled(hand, run, error)
         try:
             await self._submit(hand, commit)
         except RefusedByDatabase:
             await self._submit(hand, failed(hand.claim, hand.claim.version, error))
+
+    def _submit_last(self, hand: Hand, run: Run, commit: Commit) -> None:
+        """Commit what the task need not wait for; what is refused comes back to a task of its own."""
+
+        def bring_to_handle(error: BaseException) -> None:
+            refused = self._refused(hand, run, error)
+            hand.task = asyncio.create_task(self._run(hand, refused), name=run.claim.label)
+
+        hand.submitted = True
+        self._flusher.submit_last(commit, Parting(hand, self._hands, bring_to_handle))
+        hand.is_parting = True
 
     def _submit(self, hand: Hand, commit: Commit) -> asyncio.Future[Verdict]:
         hand.submitted, hand.goes_on = True, commit.goes_on

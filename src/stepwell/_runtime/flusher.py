@@ -7,6 +7,7 @@ import logging
 from datetime import timedelta
 from enum import Enum
 from time import perf_counter
+from typing import Protocol
 
 import msgspec
 
@@ -44,11 +45,21 @@ class Verdict(Enum):
     STALE = "stale"  # the claim was no longer ours; nothing of the outcome is visible
 
 
+class Answer(Protocol):
+    """Who waits for a verdict: a future, or what stands for one."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def cancel(self) -> object: ...
+    def set_result(self, result: Verdict, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
 class _Entry(msgspec.Struct, eq=False):
     """One commit on its way, and who waits for it."""
 
     commit: Commit
-    answer: asyncio.Future[Verdict]
+    answer: Answer
     doubted: Commit | None  # what may have landed: an earlier try that ended without an answer
     verdict: Verdict | None = None  # known; who waits may not have been told yet
     patience: float = FIRST_PATIENCE
@@ -71,6 +82,10 @@ class Flusher(Service):
         self._is_over = False
         self._wary_until = 0.0  # rows are locked, or passed over, before anything is written
         self._flying = 0  # commits that the current tick has taken
+
+    def start(self) -> None:
+        self._make_answer = asyncio.get_running_loop().create_future  # to ask for the loop each time costs as much
+        super().start()
 
     async def stop(self) -> None:
         await super().stop()
@@ -95,13 +110,20 @@ class Flusher(Service):
 
         With `doubted`, it is committed instead of that one, whose answer was lost, unless that one has landed.
         """
+        answer = self._make_answer()
+        self._put(_Entry(commit, answer, doubted))
+        return answer
+
+    def submit_last(self, commit: Commit, answer: Answer) -> None:
+        """Commit an outcome that nobody's task waits for."""
+        self._put(_Entry(commit, answer, None))
+
+    def _put(self, entry: _Entry) -> None:
         if self._is_over:
             raise asyncio.CancelledError
-        answer = asyncio.get_running_loop().create_future()
-        self._pending.append(_Entry(commit, answer, doubted))
+        self._pending.append(entry)
         if not self._woken:
             self.wake()
-        return answer
 
     async def tick(self) -> float | None:
         batch = self._next_batch()
@@ -196,6 +218,9 @@ class Flusher(Service):
             return
         if flushed.was_hindered:
             self._wary_until = perf_counter() + WARINESS
+        if flushed.is_as_meant:
+            await self._note_as_meant(batch)
+            return
         if _probes.hooks:
             await _probes.reach("flusher.committed", ids=[row.id for row in flushed.committed])
         rows = {row.id: row for row in flushed.committed}
@@ -216,6 +241,16 @@ class Flusher(Service):
             self._leftovers += flushed.leftovers
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
+
+    async def _note_as_meant(self, batch: list[_Entry]) -> None:
+        """Answer a batch that is committed whole, with no consequence but what its commits say."""
+        if _probes.hooks:
+            await _probes.reach("flusher.committed", ids=[entry.commit.claim.id for entry in batch])
+        self._announcer.as_meant([entry.commit for entry in batch])
+        for entry in batch:
+            entry.verdict = Verdict.GOES_ON if entry.commit.goes_on else Verdict.COMMITTED
+        self._tally.committed += len(batch)
+        self._tell(batch)
 
     async def _sweep(self) -> None:
         """Drop the inboxes of what is done, while nobody waits for it; what is left over in an outage is pruned."""

@@ -12,7 +12,9 @@ from stepwell._core.records import Claim
 class Hand:
     """One claim, the task that runs it, and how far it is."""
 
-    __slots__ = ("abandoned", "claim", "goes_on", "has_slot", "revoked", "submitted", "task")
+    __slots__ = (
+        "abandoned", "claim", "farewell", "goes_on", "has_slot", "is_parting", "revoked", "submitted", "task",
+    )  # fmt: skip
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -21,14 +23,14 @@ class Hand:
         self.submitted = False  # its outcome is with the flusher
         self.goes_on = False  # and with it the row stays ours, under the next fence
         self.revoked = False  # an operator took the row away while its outcome was under way
+        self.is_parting = False  # its task is over, and only the answer to its last commit is to come
+        self.farewell: asyncio.Future[None] | None = None  # who drains waits for that answer
         self.abandoned = False  # the claim is lost or left; whatever its step does now is dropped
 
     def go_on(self, claim: Claim) -> None:
         """Hold the same row under its next claim."""
         self.claim = claim
         self.submitted = self.goes_on = False
-        if self.task is not None:
-            self.task.set_name(claim.label)
 
     def holds(self, fence: int) -> bool:
         """Whether this fence is ours; while an outcome that goes on is under way, it may be the next one already."""

@@ -10,7 +10,6 @@ from stepwell._runtime.runs import Read
 from stepwell._store import children, signals, units
 from stepwell._store.database import Database
 from stepwell._store.units import StoredUnit
-from stepwell._store.workers import Stored
 from stepwell.errors import InvalidPayload
 
 T = TypeVar("T")
@@ -27,11 +26,11 @@ class Loaded:
         self.units: dict[int, StoredUnit] = {}
         self.unreadable: dict[int, InvalidPayload] = {}
 
-    def beside(self, id_: int, stored: Stored) -> Read:
+    def beside(self, id_: int, state: str, *, unchecked: bool) -> Read:
         if not (self.inboxes or self.families or self.units or self.unreadable):
-            return Read(stored.state, stored.unchecked)
+            return Read(state, None, unchecked)
         return Read(
-            stored.state, stored.unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
+            state, None, unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
             self.units.get(id_), self.unreadable.get(id_),
         )  # fmt: skip
 

@@ -37,6 +37,7 @@ class Read(msgspec.Struct, frozen=True):
     """What was read for a claim before its step begins."""
 
     state: str
+    again: Any = None  # the same, read, if the step before ran here and committed it
     unchecked: bool = False  # the state came in by SQL, and has met no type yet
     inbox: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
@@ -129,9 +130,12 @@ class Run(msgspec.Struct, frozen=True):
         )  # fmt: skip
         return replace(commit, was_unchecked=True) if self.was_unchecked else commit
 
-    def stored_after(self, commit: Commit) -> str:
-        """The state as the database gives it to the step after this commit."""
-        return self.definition.state.as_stored(commit.state or self.loaded)
+    def read_after(self, commit: Commit) -> Read:
+        """What the database gives to the step after this commit."""
+        if commit.state is None:
+            return Read(self.definition.state.as_stored(self.loaded))
+        stored = self.definition.state.as_stored(commit.state)
+        return Read(stored, commit.again if stored is commit.state else None)
 
     def failure(self, error: BaseException) -> Commit:
         """The commit that ends the instance because `handle` failed too."""
@@ -155,14 +159,17 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
     state: Any = None
     try:
         step = definition.step(claim.step)
-        state = definition.state.decode(loaded)
+        state = definition.state.decode(loaded) if read.again is None else read.again
     except InvalidState as error:
         if not read.unchecked:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
         misfit, is_foreign = error, True
     except InvalidInput as error:
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-    mark = None if is_foreign or definition.is_job else definition.state.mark(state)
+    if read.again is not None:
+        mark: bytes | None = loaded.encode()  # nobody has changed it since it was written so
+    else:
+        mark = None if is_foreign or definition.is_job else definition.state.mark(state)
     awaited = tuple([signal for signal in read.inbox if signal.name in claim.awaits]) if read.inbox else ()
     run = Run(
         claim, definition, step, loaded, state, mark, is_foreign, read.inbox, awaited, read.children, surroundings,

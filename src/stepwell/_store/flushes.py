@@ -30,6 +30,7 @@ class Flushed:
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
     transports: list[str] = field(default_factory=list)  # with something to send
+    is_as_meant: bool = False  # all of them landed as they were to, and concern nobody else: no rows are told
     was_hindered: bool = False  # a transaction that is not the engine's held one of its rows
     took: float = 0.0  # seconds from its sending to its answer: delays began in this time
 
@@ -58,10 +59,15 @@ async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None
         if any(commit.claim.parent_id is not None and commit.joins is not None for commit in commits):
             async with db.transaction() as session:
                 return await write(session, commits, barely=True)
-        committed = await shortcuts.commit_bare(db, commits)
+        landed = await shortcuts.commit_bare(db, commits)
     except Contention:
         return Flushed([], was_hindered=True)
-    return None if committed is None else Flushed(committed, _left_inboxes(committed))
+    if landed is None:
+        return None
+    if landed.is_as_meant:
+        return Flushed([], is_as_meant=True)
+    committed = landed.rows()
+    return Flushed(committed, _left_inboxes(committed))
 
 
 def _left_inboxes(committed: list[Committed]) -> list[int]:
@@ -108,13 +114,14 @@ async def write(session: Session, commits: Sequence[Commit], *, barely: bool = F
 
 async def _committed(session: Session, commits: list[Commit], *, barely: bool) -> list[Committed]:
     """Commit what is bare the short way, if that is wanted, and what it leaves out the long one."""
-    found = await shortcuts.commit_bare(session, commits) if barely else None
-    if found is None:
+    landed = await shortcuts.commit_bare(session, commits) if barely else None
+    if landed is None:
         return await instances.commit(session, commits)
-    if len(found) == len(commits):
-        return found
-    landed = {row.id for row in found}
-    return found + await instances.commit(session, [commit for commit in commits if commit.claim.id not in landed])
+    rows = landed.rows()
+    if landed.ids is None:
+        return rows
+    among = frozenset(landed.ids)
+    return rows + await instances.commit(session, [commit for commit in commits if commit.claim.id not in among])
 
 
 async def _with_free_parents(session: Session, commits: Sequence[Commit]) -> list[Commit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,7 +13,51 @@ from stepwell._store.instances import Committed
 from stepwell._store.wire import encode_bare
 
 
-async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> list[Committed] | None:
+class Landed(msgspec.Struct, frozen=True):
+    """The answer to a bare commit: how many landed, and what was found at which of them."""
+
+    commits: Sequence[Commit]
+    number: int
+    ids: list[int] | None  # of those that landed, if not all did
+    sent_back: list[int] | None  # they were to go on, and do not
+    watched: list[int] | None
+    with_inbox: list[int] | None
+    joining: list[int] | None  # ends that are to be counted
+    rounds: list[int | None] | None
+    units: list[int | None] | None
+
+    @property
+    def is_as_meant(self) -> bool:
+        """Whether all have landed as they were to, and concern nobody else."""
+        return self.number == len(self.commits) and not (
+            self.sent_back or self.watched or self.with_inbox or self.joining
+        )
+
+    def rows(self) -> list[Committed]:
+        """What became of each that landed."""
+        commits = self.commits
+        if self.ids is not None:
+            among = frozenset(self.ids)
+            commits = [commit for commit in commits if commit.claim.id in among]
+        sent_back, watched, with_inbox = [
+            frozenset(ids or ()) for ids in (self.sent_back, self.watched, self.with_inbox)
+        ]
+        rows = [
+            Committed(
+                (id_ := commit.claim.id),
+                Status.EXECUTING if commit.goes_on and id_ not in sent_back else commit.status,
+                commit.claim.queue, None, id_ in watched, id_ in with_inbox, commit.claim.round, None, None,
+            )
+            for commit in commits
+        ]  # fmt: skip
+        if not self.joining:
+            return rows
+        ends = dict(zip(self.joining, zip(self.rounds or (), self.units or (), strict=True), strict=True))
+        parents = {commit.claim.id: commit.claim.parent_id for commit in commits}
+        return [_ended(row, parents[row.id], *ends[row.id]) if row.id in ends else row for row in rows]
+
+
+async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> Landed | None:
     """Commit bare outcomes. None if they are not all of one worker, or a separator is among their words."""
     worker_id = commits[0].claim.worker_id
     if not all(commit.claim.worker_id == worker_id for commit in commits):
@@ -21,30 +65,11 @@ async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> list[Committe
     texts = encode_bare(commits)
     if texts is None:
         return None
-    [(ids, *marks, joining, rounds, units_)] = await db.fetch("instances/commit_bare", worker_id, *texts)
-    landed = commits if ids is not None and len(ids) == len(commits) else _among(commits, ids or ())
-    sent_back, watched, with_inbox = [frozenset(mark or ()) for mark in marks]
-    rows = [
-        Committed(
-            (id_ := commit.claim.id),
-            Status.EXECUTING if commit.goes_on and id_ not in sent_back else commit.status,
-            commit.claim.queue, None, id_ in watched, id_ in with_inbox, commit.claim.round, None, None,
-        )
-        for commit in landed
-    ]  # fmt: skip
-    if not joining:
-        return rows
-    ends = dict(zip(joining, zip(rounds, units_, strict=True), strict=True))
-    parents = {commit.claim.id: commit.claim.parent_id for commit in landed}
-    return [_ended(row, parents[row.id], *ends[row.id]) if row.id in ends else row for row in rows]
+    [row] = await db.fetch("instances/commit_bare", worker_id, len(commits), *texts)
+    return Landed(commits, *row)
 
 
 def _ended(row: Committed, parent_id: int | None, round_: int | None, unit_id: int | None) -> Committed:
     """The end of a child, or of an answer that went on by itself."""
     joins = parent_id if unit_id is None else None
     return msgspec.structs.replace(row, joins=joins, parent_round=round_, continues=unit_id)
-
-
-def _among(commits: Sequence[Commit], ids: Collection[int]) -> list[Commit]:
-    landed = frozenset(ids)
-    return [commit for commit in commits if commit.claim.id in landed]

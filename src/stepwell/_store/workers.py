@@ -12,6 +12,7 @@ import msgspec
 
 from stepwell._core.codec import decode_value, encode_value
 from stepwell._store.database import Database, Queryable
+from stepwell._store.wire import SEPARATOR, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +77,23 @@ async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, ol
     return Beat(dict(zip(carried, fences, strict=True)), dict(zip(old_ones, keys, strict=True)))
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A stored state; unchecked if it came in by SQL and has met no type yet."""
+class Begun(msgspec.Struct, frozen=True):
+    """What claims begin with: their states by instance, and which of them came in by SQL and have met no type yet."""
 
-    state: str
-    unchecked: bool
+    states: dict[int, str]
+    unchecked: frozenset[int]
 
 
 async def begin(
     db: Queryable, worker_id: int, begun_at: datetime, waiting: Sequence[int], ids: Sequence[int]
-) -> dict[int, Stored]:
-    """Note that claims begin; returns their states, or nothing if the lease is gone."""
-    rows = await db.fetch("workers/begin", worker_id, begun_at, waiting, ids)
-    return {id_: Stored(state, unchecked) for id_, state, unchecked in rows}
+) -> Begun | None:
+    """Note that claims begin; returns what with, or None if the lease is gone."""
+    [(found, states, unchecked)] = await db.fetch(
+        "workers/begin", worker_id, begun_at, numbers(waiting), numbers(ids)
+    )
+    if found is None:
+        return None
+    return Begun(dict(zip(found, states.split(SEPARATOR), strict=True)), frozenset(unchecked or ()))
 
 
 async def leave(db: Queryable, worker_ids: Sequence[int], *, by_itself: bool) -> None:

@@ -9,9 +9,10 @@
 -- Index: the primary keys, driven from the ids (any (array[…]): see commit.sql).
 -- Locks: the rows, by the update itself. Who waits 10 ms for a transaction that is not the engine's gives up, and
 --   nothing is committed; commit.sql, which locks before it writes, and costs twice as much, passes such rows over.
--- Returns: one row: the ids that are committed; those of them that were to go on and do not; those that a client waits
---   for; those with an inbox; the ends that are to be counted, with the parent's round, or the unit, they belong to.
---   What has been counted before (a child that was retried) is not committed here: only commit.sql can tell.
+-- Returns: one row: how many are committed; their ids, if they are fewer than $2; the ids of those that were to go on
+--   and do not; that a client waits for; that have an inbox; that are ends to be counted, with the parent's round, or
+--   the unit, they belong to. What has been counted before (a child that was retried) is not committed here: only
+--   commit.sql can tell.
 with bounded as materialized (
   select set_config('lock_timeout', '10', true)
 ), committed as (
@@ -38,8 +39,8 @@ with bounded as materialized (
       joined = i.joined or (i.parent_id is not null and o.status = 'done'),
       updated_at = stepwell.now(),
       finished_at = case when o.status = 'done' then stepwell.now() end
-  from unnest($2::text::bigint[], $3::text::bigint[], $4::text::text[], string_to_array($5::text, E'\x1e'),
-              string_to_array($6::text, E'\x1e', ''), string_to_array($7::text, E'\x1e', ''))
+  from unnest($3::text::bigint[], $4::text::bigint[], $5::text::text[], string_to_array($6::text, E'\x1e'),
+              string_to_array($7::text, E'\x1e', ''), string_to_array($8::text, E'\x1e', ''))
        as o(id, fence, status, step, state, result)
   cross join bounded
   where i.id = any (array[o.id]) and i.worker_id = $1::bigint and i.fence = o.fence
@@ -52,7 +53,8 @@ with bounded as materialized (
   from committed c
   where d.id = any (array[c.id]) and (c.state is not null or c.result is not null)
 )
-select array_agg(c.id) as ids,
+select count(*)::integer as number,
+       case when count(*) < $2::integer then coalesce(array_agg(c.id), '{}') end as ids,
        array_agg(c.id) filter (where c.is_sent_back) as sent_back,
        array_agg(c.id) filter (where c.watched) as watched,
        array_agg(c.id) filter (where c.has_inbox) as with_inbox,

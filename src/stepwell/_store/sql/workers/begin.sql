@@ -2,17 +2,20 @@
 -- Keeps: the note is there before any of these steps runs, so that the reaper counts crashes of begun steps only.
 --   It need not survive a crash of the server (the claims it speaks of count as begun then): no wait for the disk.
 -- Index: the primary keys. Locks: the worker's row.
--- Returns: id, state, and whether that has met no type yet; nothing if the worker is buried (a lease that ran out in an
---   outage is not buried yet, and its next beat renews it).
+-- Returns: one row: ids, their states between separators (\x1e, which JSON escapes), and the ids of those that have met
+--   no type yet; all of it null if the worker is buried (a lease that ran out in an outage is not buried yet, and its
+--   next beat renews it).
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 ), noted as (
   update stepwell.workers w
-  set begun_at = greatest(w.begun_at, $2::timestamptz), waiting = $3::bigint[]
+  set begun_at = greatest(w.begun_at, $2::timestamptz), waiting = $3::text::bigint[]
   from unsynced
   where w.id = $1
   returning w.id
 )
-select d.id, d.state::text as state, d.unchecked
+select array_agg(d.id) as ids,
+       string_agg(d.state::text, E'\x1e') as states,
+       array_agg(d.id) filter (where d.unchecked) as unchecked
 from noted cross join stepwell.instance_data d
-where d.id = any ($4::bigint[])
+where d.id = any ($4::text::bigint[])
