@@ -17,7 +17,7 @@ from tests.conftest import MakeHarness
 from tests.support.proxy import Mishap, Part, Proxy, proxy_to
 from tests.support.waiting import eventually
 
-CLAIM, BEGIN = statement("instances/claim"), statement("workers/begin")
+CLAIM, BEGIN = statement("instances/claim_bare"), statement("workers/begin")
 COMMIT, COMMIT_BARE = statement("instances/commit"), statement("instances/commit_bare")
 BEAT = timedelta(seconds=0.3)
 

@@ -38,6 +38,22 @@ async def test_a_claim_whose_snapshot_is_older_than_the_pause_claims_nothing_aft
     assert len((await claiming).claims) == claimed
 
 
+@pytest.mark.parametrize(("changes", "claimed"), [((), 0), ((OWN_SNAPSHOT,), 1)], ids=["as it is", "own snapshot"])
+async def test_nor_does_a_claim_by_the_short_way(
+    race: Race, changes: tuple[tuple[str, str], ...], claimed: int
+) -> None:
+    await race.harness.engine.start(Plain, {})
+    operator, claimer = await race.session(), (await race.session()).change("instances/claim_bare", GATE, *changes)
+    worker = await race.worker(claimer)
+    await operator.connection.execute("select pg_advisory_lock(1)")
+    claiming = await race.blocked(claimer, race.claim_bare(claimer, worker))
+
+    await queues.pause(operator, "default", None, None)
+    await operator.connection.execute("select pg_advisory_unlock(1)")
+
+    assert len(await claiming) == claimed
+
+
 @pytest.mark.parametrize("is_locked", [True, False], ids=["as it is", "without the lock"])
 async def test_when_a_pause_has_committed_no_claim_is_under_way(race: Race, *, is_locked: bool) -> None:
     await race.harness.engine.start_many([Plain] * 2)

@@ -17,7 +17,7 @@ from tests.conftest import MakeHarness
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import eventually
 
-CLAIM, BEAT = statement("instances/claim"), statement("workers/beat")
+CLAIM, BEAT = statement("instances/claim_bare"), statement("workers/beat")
 BEAT_EVERY = timedelta(seconds=0.2)
 
 

@@ -212,7 +212,7 @@ async def test_an_instance_of_one_step_costs_four_statements_from_start_to_end(m
             await committed.reached()
 
         spent = [name for name in tally.sent if name not in HOUSEKEEPING]
-        assert spent == ["instances/start_alike", "instances/claim", "workers/begin", "instances/commit_bare"]
+        assert spent == ["instances/start_alike", "instances/claim_bare", "workers/begin", "instances/commit_bare"]
 
 
 async def test_a_signal_costs_six_statements_to_the_end_of_its_instance_and_the_last_is_waited_for_by_nobody(
@@ -239,7 +239,7 @@ async def test_a_signal_costs_six_statements_to_the_end_of_its_instance_and_the_
 
         spent = [name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}]
         assert [*spent[:2], *sorted(spent[2:4]), *spent[4:]] == [
-            "signals/deliver", "instances/claim", "signals/load", "workers/begin", "instances/commit_bare",
+            "signals/deliver", "instances/claim_bare", "signals/load", "workers/begin", "instances/commit_bare",
             "signals/drop",
         ], "what is loaded is read while the beginning is noted"  # fmt: skip
 

@@ -262,6 +262,50 @@ async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window(
     assert [(r["verdict"], r["id"]) for r in claimed] == [("claimed", first)]
 
 
+async def test_a_row_changed_meanwhile_is_missed_by_the_short_claim_which_says_so(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+
+    async with gate_before(url, first) as gate:
+        claiming = await gate.send("instances/claim_bare", 1, "default", 10, LABELS, [])
+        await connection.execute("update stepwell.instances set watched = true where id = $1", second)
+        await gate.open()
+        claimed = await claiming
+
+    assert [(r["id"], r["looked_at"]) for r in claimed] == [(first, 2)]
+    assert tuple(await row(connection, second))[:2] == ("runnable", None)
+
+
+async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window_of_the_short_claim(
+    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+) -> None:
+    first, second = two
+
+    async with gate_before(url, first) as gate:
+        claiming = await gate.send("instances/claim_bare", 1, "default", 10, LABELS, [])
+        await claim_for(connection, 7, second)
+        await gate.open()
+        claimed = await claiming
+
+    assert [(r["id"], r["looked_at"]) for r in claimed] == [(first, 1)]
+
+
+@pytest.mark.parametrize(
+    "needs", ["concurrency_key = 'k'", "concurrency_limit = 'few'", "rate_limit = 'slow'", "version = 9"]
+)
+async def test_what_needs_more_than_a_worker_is_left_by_the_short_claim_which_says_so(
+    connection: asyncpg.Connection, two: tuple[int, int], needs: str
+) -> None:
+    first, second = two
+    await connection.execute(f"update stepwell.instances set {needs} where id = $1", first)
+
+    claimed = await connection.fetch(statement("instances/claim_bare"), 1, "default", 10, LABELS, [])
+
+    assert [(r["id"], r["looked_at"]) for r in claimed] == [(second, 2)]
+    assert tuple(await row(connection, first))[:2] == ("runnable", None)
+
+
 @pytest.mark.parametrize(
     "change", ["due_at = now() + interval '1 hour'", "hold = null, status = 'done', finished_at = now()"]
 )

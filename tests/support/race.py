@@ -14,7 +14,7 @@ from stepwell import Context, Done, Machine, Next, step
 from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances, workers
+from stepwell._store import flushes, instances, shortcuts, workers
 from stepwell._store.database import PLAN_ANEW, WORKER
 from stepwell._store.instances import Claimed
 from stepwell._store.statements import statement
@@ -98,6 +98,10 @@ class Race:
 
     async def claim(self, session: Session, worker_id: int, limit: int = 100) -> Claimed:
         return await instances.claim(session, worker_id, "default", limit, self._labels)
+
+    async def claim_bare(self, session: Session, worker_id: int) -> list[Claim]:
+        claims, _ = await shortcuts.claim_bare(session, worker_id, "default", 100, self._labels, [])
+        return claims
 
     async def begin(self, session: Session, claims: Sequence[Claim]) -> Begun | None:
         """Note that claims begin; returns their states."""

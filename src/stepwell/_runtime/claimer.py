@@ -12,7 +12,7 @@ from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
 from stepwell._service import Service
-from stepwell._store import instances, keys, shares, workers
+from stepwell._store import instances, keys, shares, shortcuts, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Claimed, Contender
 
@@ -115,12 +115,25 @@ class Claimer(Service):
             try:
                 if lane.turns is not None:
                     return await self._claim_in_turn(worker_id, lane, lane.turns, demand, labels)
-                return await instances.claim(
-                    self._database, worker_id, lane.queue, demand, labels, sorted(self._others)
-                )
+                return await self._claim_in_order(worker_id, lane, demand, labels)
             except Conflict:  # another worker claimed the same concurrency key in the same moment
                 continue
         return None
+
+    async def _claim_in_order(self, worker_id: int, lane: Lane, demand: int, labels: list[str]) -> Claimed:
+        """Claim from an ordinary queue: the short way, while that finds all there is."""
+        others = sorted(self._others)
+        if lane.is_bare:
+            claims, is_all = await shortcuts.claim_bare(
+                self._database, worker_id, lane.queue, demand, labels, others
+            )
+            if claims:
+                lane.is_bare = is_all
+                return Claimed(claims, [], [], not is_all, [])
+        claimed = await instances.claim(self._database, worker_id, lane.queue, demand, labels, others)
+        if claimed.window:
+            lane.is_bare = claimed.is_bare
+        return claimed
 
     async def _claim_in_turn(
         self, worker_id: int, lane: Lane, turns: Turns, demand: int, labels: list[str]

@@ -35,7 +35,7 @@ class Turns:
 class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
-    __slots__ = ("buffer", "is_paused", "left_behind", "queue", "ready", "running", "slots", "turns")
+    __slots__ = ("buffer", "is_bare", "is_paused", "left_behind", "queue", "ready", "running", "slots", "turns")
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -45,6 +45,7 @@ class Lane:
         self.ready = True
         self.turns: Turns | None = None  # None: it is no fair queue
         self.is_paused = False  # as far as we know; the claim itself knows better
+        self.is_bare = True  # what waits needs nothing but a worker, as far as we know
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 
     def lets_run_ahead(self, priority: int) -> bool:

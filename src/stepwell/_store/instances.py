@@ -56,6 +56,11 @@ class Claimed:
         """How many rows were looked at."""
         return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing in it needed more than a worker."""
+        return self.window == len(self.claims) and all(claim.concurrency_key is None for claim in self.claims)
+
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
     """A row after its commit, and what to tell whom."""

@@ -1,16 +1,39 @@
-"""The short way of commits that only end, or only go on: calls of `commit_bare.sql`."""
+"""The short way of what is common: calls of `claim_bare.sql` and `commit_bare.sql`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from stepwell._core.commits import Commit
+from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._store.database import Queryable
 from stepwell._store.instances import Committed
 from stepwell._store.wire import encode_bare
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server counts from here
+
+
+async def claim_bare(
+    db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str]
+) -> tuple[list[Claim], bool]:
+    """Claim what needs nothing but a worker; True if that was all there is in the window."""
+    rows = await db.fetch("instances/claim_bare", worker_id, queue, limit, labels, passed_over)
+    if not rows:
+        return [], False
+    claimed_at = _EPOCH + timedelta(microseconds=int.from_bytes(rows[0]["claimed_at"], "big"))
+    claims = [
+        Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, key, None, queue, claimed_at,
+              has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None, unit_id)
+        for (
+            _, _, id_, fence, machine, version, step, attempt, crashes, tenant, key, has_inbox, awaits, parent_id,
+            round_, priority, unit_id,
+        ) in rows
+    ]  # fmt: skip
+    return claims, rows[0]["looked_at"] == len(claims)
 
 
 class Landed(msgspec.Struct, frozen=True):
