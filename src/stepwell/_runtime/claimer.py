@@ -121,14 +121,13 @@ class Claimer(Service):
         return None
 
     async def _claim_in_order(self, worker_id: int, lane: Lane, demand: int, labels: list[str]) -> Claimed:
-        """Claim from an ordinary queue: the short way, while that finds all there is."""
+        """Claim from an ordinary queue: the short way, while that finds something."""
         others = sorted(self._others)
         if lane.is_bare:
             claims, is_all = await shortcuts.claim_bare(
                 self._database, worker_id, lane.queue, demand, labels, others
             )
             if claims:
-                lane.is_bare = is_all
                 return Claimed(claims, [], [], not is_all, [])
         claimed = await instances.claim(self._database, worker_id, lane.queue, demand, labels, others)
         if claimed.window:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from datetime import datetime
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -130,26 +132,21 @@ class Executor:
             await asyncio.wait(self._refills, timeout=patience)
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
-        tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=patience)
-        partings = [hand for hand in self._hands.all() if hand.is_parting]
-        for hand in partings:
-            hand.farewell = loop.create_future()
-        if partings:
-            farewells = [hand.farewell for hand in partings if hand.farewell is not None]
-            await asyncio.wait(farewells, timeout=until - loop.time())
-        left = [
-            hand for hand in self._hands.all()
-            if hand.is_parting or (hand.task is not None and not hand.task.done())
-        ]  # fmt: skip
+        while (waits := self._under_way()) and loop.time() < until:
+            await asyncio.wait(waits, timeout=until - loop.time())
+        left = [hand for hand in self._hands.all() if hand.under_way is not None]
         for hand in left:
+            if hand.is_parting:
+                self._hands.drop(hand.claim)
             hand.abandon("the worker stops")
         running = [hand.task for hand in left if hand.task is not None and not hand.task.done()]
         if running:
             await asyncio.wait(running, timeout=1.0)
         self._caller.close()
         return len(left)
+
+    def _under_way(self) -> list[asyncio.Future[None]]:
+        return [waits for hand in self._hands.all() if (waits := hand.under_way) is not None]
 
     async def _begin(self, starters: list[Claim]) -> None:
         """Note the beginning of claims, durably, and only then run them."""
@@ -206,7 +203,7 @@ class Executor:
             return
         hand.has_slot = True
         name = f"{claim.machine} #{claim.id}"  # without its step: the task may run ahead to others
-        hand.task = loop.create_task(self._run(hand, self._run_steps(hand, stored)), name=name)
+        hand.task = loop.create_task(self._run(hand, partial(self._run_steps, hand, stored)), name=name)
 
     def _leave_slot(self, hand: Hand) -> None:
         if hand.has_slot:
@@ -236,9 +233,9 @@ class Executor:
         except StoreFault as error:
             log.warning("executor: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
 
-    async def _run(self, hand: Hand, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, hand: Hand, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except asyncio.CancelledError:
             if not hand.abandoned:
                 raise
@@ -313,9 +310,10 @@ class Executor:
         """Commit what the task need not wait for; what is refused comes back to a task of its own."""
 
         def bring_to_handle(error: BaseException) -> None:
-            refused = self._refused(hand, run, error)
-            hand.task = asyncio.create_task(self._run(hand, refused), name=run.claim.label)
+            refused = self._run(hand, partial(self._refused, hand, run, error))
+            hand.task = asyncio.create_task(refused, name=run.claim.label, context=context)
 
+        context = copy_context()  # of the step: its `handle` sees the same
         hand.submitted = True
         self._flusher.submit_last(commit, Parting(hand, self._hands, bring_to_handle))
         hand.is_parting = True

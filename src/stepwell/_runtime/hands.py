@@ -32,6 +32,22 @@ class Hand:
         self.claim = claim
         self.submitted = self.goes_on = False
 
+    @property
+    def under_way(self) -> asyncio.Future[None] | None:
+        """What to wait for until it is over: its task, or the answer to its last commit; None if it is."""
+        if self.task is not None and not self.task.done():
+            return self.task
+        if self.is_parting and self.farewell is None:
+            self.farewell = asyncio.get_running_loop().create_future()
+        return self.farewell
+
+    def part(self) -> None:
+        """Its last commit is answered, or nobody cares for it any more: tell who waits for that."""
+        self.is_parting = False
+        if self.farewell is not None:
+            self.farewell.set_result(None)
+            self.farewell = None
+
     def holds(self, fence: int) -> bool:
         """Whether this fence is ours; while an outcome that goes on is under way, it may be the next one already."""
         return self.claim.fence == fence or (self.goes_on and self.claim.fence + 1 == fence)
@@ -39,6 +55,7 @@ class Hand:
     def abandon(self, why: str) -> None:
         """Give the claim up: cancel its step and tell it why."""
         self.abandoned = True
+        self.part()
         if self.task is not None:
             self.task.cancel(why)
 

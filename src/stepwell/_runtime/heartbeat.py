@@ -48,7 +48,7 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_gone = on_gone
         self._on_strays = on_strays
-        self._pulse = Pulse(self._main)
+        self._pulse = Pulse(self._main, hands)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finish: asyncio.Event | None = None
@@ -107,8 +107,9 @@ class Heartbeat:
 class Pulse:
     """Shows that the main loop turns, to those who look from another thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, hands: Hands) -> None:
         self._loop = loop
+        self._hands = hands
         self._last = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -126,9 +127,11 @@ class Pulse:
         return time.monotonic() - self._last - PULSE
 
     def blocker(self) -> str:
-        """The task that the main loop is in."""
+        """The step, or another task, that the main loop is in."""
         task = asyncio.current_task(self._loop)
-        return "unknown" if task is None else task.get_name()
+        if task is None:
+            return "unknown"
+        return next((hand.claim.label for hand in self._hands.all() if hand.task is task), task.get_name())
 
 
 class Beats(Service):

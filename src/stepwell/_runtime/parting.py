@@ -12,15 +12,16 @@ Refused = Callable[[BaseException], None]
 class Parting:
     """Stands where a future would: to end the task at once, instead of waking it to do nothing, saves a tenth."""
 
-    __slots__ = ("_hand", "_hands", "_on_refused")
+    __slots__ = ("_hand", "_hands", "_is_told", "_on_refused")
 
     def __init__(self, hand: Hand, hands: Hands, on_refused: Refused) -> None:
         self._hand = hand
         self._hands = hands
         self._on_refused = on_refused
+        self._is_told = False
 
     def done(self) -> bool:
-        return self._hand.abandoned
+        return self._is_told or self._hand.abandoned
 
     def cancelled(self) -> bool:
         return self._hand.abandoned
@@ -32,13 +33,12 @@ class Parting:
 
     def set_result(self, _: object = None, /) -> None:
         """It is committed, or stale: either way the claim is over."""
-        hand = self._hand
-        hand.is_parting = False
-        self._hands.drop(hand.claim)
-        if hand.farewell is not None and not hand.farewell.done():
-            hand.farewell.set_result(None)
+        self._is_told = True
+        self._hand.part()
+        self._hands.drop(self._hand.claim)
 
     def set_exception(self, error: BaseException, /) -> None:
         """Postgres has refused it."""
-        self._hand.is_parting = False
+        self._is_told = True
         self._on_refused(error)
+        self._hand.part()

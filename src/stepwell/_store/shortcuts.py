@@ -20,7 +20,7 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server counts from here
 async def claim_bare(
     db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str]
 ) -> tuple[list[Claim], bool]:
-    """Claim what needs nothing but a worker; True if that was all there is in the window."""
+    """Claim what needs nothing but a worker, if all of the window does; False if some of it was missed."""
     rows = await db.fetch("instances/claim_bare", worker_id, queue, limit, labels, passed_over)
     if not rows:
         return [], False

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stepwell._core.codec import decode_value, encode_value
+from stepwell._core.faults import Refusal
 from stepwell._store.database import Database, Queryable
 from stepwell._store.wire import SEPARATOR, numbers
 
@@ -88,9 +89,19 @@ async def begin(
     db: Queryable, worker_id: int, begun_at: datetime, waiting: Sequence[int], ids: Sequence[int]
 ) -> Begun | None:
     """Note that claims begin; returns what with, or None if the lease is gone."""
-    [(found, states, unchecked)] = await db.fetch(
-        "workers/begin", worker_id, begun_at, numbers(waiting), numbers(ids)
-    )
+    try:
+        [(found, states, unchecked)] = await db.fetch(
+            "workers/begin", worker_id, begun_at, numbers(waiting), numbers(ids)
+        )
+    except Refusal:  # together their states are more than Postgres can say in one text
+        if len(ids) == 1:
+            raise
+        middle = len(ids) // 2
+        one = await begin(db, worker_id, begun_at, waiting, ids[:middle])
+        other = await begin(db, worker_id, begun_at, waiting, ids[middle:])
+        if one is None or other is None:
+            return None
+        return Begun(one.states | other.states, one.unchecked | other.unchecked)
     if found is None:
         return None
     return Begun(dict(zip(found, states.split(SEPARATOR), strict=True)), frozenset(unchecked or ()))

@@ -180,9 +180,9 @@ class SteppedWorker(Worker):
 
     async def finish(self, patience: float) -> list[Claim]:
         """Wait, not too long, until something that was begun is over; returns that."""
-        tasks = [hand.task for hand in self._hands.all() if hand.task is not None]
-        if tasks and not self._ended():
-            await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        waits = [waits for hand in self._hands.all() if (waits := hand.under_way) is not None]
+        if waits and not self._ended():
+            await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         ended = self._ended()
         self.taken = [claim for claim in self.taken if claim not in ended]
         return ended

@@ -1,13 +1,14 @@
--- Claim up to $3 instances of one queue, most urgent first, of those that need nothing but a worker: nearly all. What
--- has a concurrency key or a limit, or is of another version than those in $4, is left to claim.sql.
+-- Claim up to $3 instances of one queue, most urgent first, if all of them need nothing but a worker: nearly always.
+-- If one has a concurrency key or a limit, or is of another version than those in $4, all is left to claim.sql: that one
+-- would be passed by what is less urgent.
 -- Keeps: what claim.sql does: a row is claimed by one worker only (row lock, skip locked; one that changed between
 --   snapshot and lock has another ctid, and is missed), nothing of a paused queue is claimed, and nobody waits for the
 --   disk: after a crash of the server the row is runnable again, and what the worker makes of it is stale.
 -- Index: instances_claim, read in order until the limit.
 -- Locks: the rows of the window, no key update; by nobody waited for.
 -- Returns: the rows that are claimed, most urgent first, each with how many were looked at: if those are more, the
---   others are for claim.sql; so they may be if there is no row at all. The time is the same for all, and as the server
---   has it inside (microseconds since 2000): the driver would make a time of it for every row.
+--   others were missed. No row: there is nothing, or it is for claim.sql. The time is the same for all, and as the
+--   server has it inside (microseconds since 2000): the driver would make a time of it for every row.
 with candidates as materialized (
   select i.ctid as tid,
          i.concurrency_key is null and i.concurrency_limit is null and i.rate_limit is null
@@ -25,7 +26,7 @@ update stepwell.instances i
 set status = 'executing', worker_id = $1, claimed_at = pg_catalog.now(), fence = i.fence + 1,
     updated_at = stepwell.now()
 from candidates c
-where i.ctid = c.tid and c.is_bare
+where i.ctid = c.tid and (select bool_and(k.is_bare) from candidates k)
 returning (select count(*) from candidates)::integer as looked_at, timestamptz_send(i.claimed_at) as claimed_at,
           i.id, i.fence, i.machine, i.version, i.step, i.attempt, i.crashes, i.tenant, i.key, i.has_inbox, i.awaits,
           i.parent_id, i.round, i.priority, i.await_unit_id
