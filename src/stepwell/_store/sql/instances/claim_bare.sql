@@ -1,6 +1,6 @@
 -- Claim up to $3 instances of one queue, most urgent first, if all of them need nothing but a worker: nearly always.
--- If one has a concurrency key or a limit, or is of another version than those in $4, all is left to claim.sql: that one
--- would be passed by what is less urgent.
+-- If one has a concurrency key or a limit, or is of another version than those in $4, all is left to claim.sql: that
+-- one would be passed by what is less urgent.
 -- Keeps: what claim.sql does: a row is claimed by one worker only (row lock, skip locked; one that changed between
 --   snapshot and lock has another ctid, and is missed), nothing of a paused queue is claimed, and nobody waits for the
 --   disk: after a crash of the server the row is runnable again, and what the worker makes of it is stale.
