@@ -120,9 +120,10 @@ def test_djangos_signals_are_sent(tasks: Tasks, worker: Any) -> None:
             signal.disconnect(heard[name])
 
     backend = StepwellBackend.__name__
-    assert sent == [
-        ("enqueued", backend, "READY"), ("started", backend, "RUNNING"), ("finished", backend, "SUCCESSFUL"),
-        ("enqueued", backend, "READY"), ("started", backend, "RUNNING"), ("finished", backend, "FAILED"),
+    assert [one for one in sent if one[0] == "enqueued"] == [("enqueued", backend, "READY")] * 2
+    assert [one for one in sent if one[0] != "enqueued"] == [  # a worker may be there before the caller has said so
+        ("started", backend, "RUNNING"), ("finished", backend, "SUCCESSFUL"),
+        ("started", backend, "RUNNING"), ("finished", backend, "FAILED"),
     ]  # fmt: skip
 
 
