@@ -333,7 +333,9 @@ async def test_answers_that_wait_long_for_one_instance_wait_together_by_one_conn
     answering = [asyncio.create_task(engine.complete(interaction=question, reply=7)) for question in questions]
     again = asyncio.create_task(engine.complete(interaction=questions[0], reply=7))
     await eventually(lambda: held in lines and len(lines[held]._waiting) == number)
-    [row] = await asked.harness.sql("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
+    [row] = await asked.harness.sql(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    )
     await holding.commit()
     completions = await asyncio.gather(again, *answering)
 
