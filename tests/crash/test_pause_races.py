@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from stepwell._store import limits, queues
-from tests.support.race import Plain, Race
+from stepwell._store.instances import Claimed
+from tests.support.race import Plain, Race, Session
 from tests.support.waiting import eventually
 
 # The claim waits for the test between its snapshot and its look at the pause.
@@ -22,36 +25,22 @@ OWN_SNAPSHOT = (
 LOCK = ("pg_advisory_xact_lock(hashtextextended('stepwell queue:' || $1::text, 0))", "$1::text")
 
 
+@pytest.mark.parametrize(("statement", "claim"), [("claim", Race.claim), ("claim_bare", Race.claim_bare)])
 @pytest.mark.parametrize(("changes", "claimed"), [((), 0), ((OWN_SNAPSHOT,), 1)], ids=["as it is", "own snapshot"])
 async def test_a_claim_whose_snapshot_is_older_than_the_pause_claims_nothing_after_it(
-    race: Race, changes: tuple[tuple[str, str], ...], claimed: int
-) -> None:
+    race: Race, changes: tuple[tuple[str, str], ...], claimed: int, statement: str,
+    claim: Callable[[Race, Session, int], Coroutine[Any, Any, Claimed]],
+) -> None:  # fmt: skip
     await race.harness.engine.start(Plain, {})
-    operator, claimer = await race.session(), (await race.session()).change("instances/claim", GATE, *changes)
+    operator, claimer = await race.session(), (await race.session()).change(f"instances/{statement}", GATE, *changes)
     worker = await race.worker(claimer)
     await operator.connection.execute("select pg_advisory_lock(1)")
-    claiming = await race.blocked(claimer, race.claim(claimer, worker))
+    claiming = await race.blocked(claimer, claim(race, claimer, worker))
 
     await queues.pause(operator, "default", None, None)
     await operator.connection.execute("select pg_advisory_unlock(1)")
 
     assert len((await claiming).claims) == claimed
-
-
-@pytest.mark.parametrize(("changes", "claimed"), [((), 0), ((OWN_SNAPSHOT,), 1)], ids=["as it is", "own snapshot"])
-async def test_nor_does_a_claim_by_the_short_way(
-    race: Race, changes: tuple[tuple[str, str], ...], claimed: int
-) -> None:
-    await race.harness.engine.start(Plain, {})
-    operator, claimer = await race.session(), (await race.session()).change("instances/claim_bare", GATE, *changes)
-    worker = await race.worker(claimer)
-    await operator.connection.execute("select pg_advisory_lock(1)")
-    claiming = await race.blocked(claimer, race.claim_bare(claimer, worker))
-
-    await queues.pause(operator, "default", None, None)
-    await operator.connection.execute("select pg_advisory_unlock(1)")
-
-    assert len(await claiming) == claimed
 
 
 @pytest.mark.parametrize("is_locked", [True, False], ids=["as it is", "without the lock"])

@@ -99,9 +99,9 @@ class Race:
     async def claim(self, session: Session, worker_id: int, limit: int = 100) -> Claimed:
         return await instances.claim(session, worker_id, "default", limit, self._labels)
 
-    async def claim_bare(self, session: Session, worker_id: int) -> list[Claim]:
-        claims, _ = await shortcuts.claim_bare(session, worker_id, "default", 100, self._labels, [])
-        return claims
+    async def claim_bare(self, session: Session, worker_id: int) -> Claimed:
+        claims, is_all = await shortcuts.claim_bare(session, worker_id, "default", 100, self._labels, [])
+        return Claimed(claims, [], [], not is_all, [])
 
     async def begin(self, session: Session, claims: Sequence[Claim]) -> Begun | None:
         """Note that claims begin; returns their states."""

@@ -112,7 +112,6 @@ class StateType:
         except TypeError as error:
             raise DefinitionError(f"{self._name}: {error}") from error
         self._record = survey.place.records.get(self._class, Record())
-        self._has_defaults = bool(self._record.defaults)
         # A plain dict takes whatever the scan passes; there is no type to decode it against.
         self._verifier = None if kind in (None, dict) else self._decoder
         self._reader = self._decode_known if self._record.forbids_unknown else self._decoder.decode
@@ -151,7 +150,7 @@ class StateType:
         """The text to store for a state, and what it reads as; `encoded`, if it is encoded already."""
         if type(value) is not self._class and not (self._is_mapping and isinstance(value, Mapping)):
             raise InvalidState(self.field, f"expected {self._name}, got {_type_name(value)}")
-        if self._has_defaults and self._record.complete(value):
+        if self._record.defaults and self._record.complete(value):
             encoded = None
         return write(value, self._place, self.field, risky=self._risky, decoder=self._verifier, encoded=encoded)
 

@@ -55,14 +55,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def length(self) -> int:
         """Characters of what is wide in it."""
-        length = 0 if self.state is None else len(self.state)
-        if self.result is not None:
-            length += len(self.result)
-        if self.error is not None:
-            length += len(self.error)
-        if self.asks is not None and self.asks.question is not None:
-            length += len(self.asks.question.request)
-        return length
+        asked = 0 if self.asks is None or self.asks.question is None else len(self.asks.question.request)
+        return len(self.state or "") + len(self.result or "") + len(self.error or "") + asked
 
     @property
     def is_bare_next(self) -> bool:
@@ -110,11 +104,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Whether it only ends as done, or only goes to another step: the shortest statement commits it. (If it is
         somebody's child, its end is counted beside that.)"""
         claim = self.claim
-        if self.goes_on:  # so it is a bare next
-            return (
-                self.version == claim.version and not claim.attempt and self.error is None
-                and not self.was_unchecked and not self.has_filled
-            )  # fmt: skip
         return (
             (self.status is Status.RUNNABLE or self.status is Status.DONE)
             and claim.concurrency_key is None and claim.needs is None and not claim.attempt

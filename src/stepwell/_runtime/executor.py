@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from stepwell import _probes
 from stepwell._core.commits import Commit
 from stepwell._core.faults import StoreFault
-from stepwell._core.records import SUSPECT_AFTER, Claim
-from stepwell._core.status import Status
+from stepwell._core.records import Claim
 from stepwell._core.transition import failed, unfit
 from stepwell._runtime.caller import Caller
 from stepwell._runtime.filler import Filler
@@ -132,7 +131,7 @@ class Executor:
             await asyncio.wait(self._refills, timeout=patience)
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
-        while (waits := self._under_way()) and loop.time() < until:
+        while (waits := self._hands.under_way()) and loop.time() < until:
             await asyncio.wait(waits, timeout=until - loop.time())
         left = [hand for hand in self._hands.all() if hand.under_way is not None]
         for hand in left:
@@ -144,9 +143,6 @@ class Executor:
             await asyncio.wait(running, timeout=1.0)
         self._caller.close()
         return len(left)
-
-    def _under_way(self) -> list[asyncio.Future[None]]:
-        return [waits for hand in self._hands.all() if (waits := hand.under_way) is not None]
 
     async def _begin(self, starters: list[Claim]) -> None:
         """Note the beginning of claims, durably, and only then run them."""
@@ -263,9 +259,9 @@ class Executor:
                 return
             if _probes.hooks:
                 await _probes.reach("executor.returned", id=claim.id)
-            if commit.status is Status.RUNNABLE and steps_ahead < self._run_ahead and self._may_go_on(commit):
+            if steps_ahead < self._run_ahead and self._may_go_on(commit):
                 commit = replace(commit, goes_on=True)
-            elif claim.crashes < SUSPECT_AFTER:  # a suspect is cleared by its commit: the next one waits for that
+            elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
                 self._leave_slot(hand)
                 self._submit_last(hand, run, commit)
                 return

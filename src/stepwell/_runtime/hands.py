@@ -110,6 +110,10 @@ class Hands:
     def all(self) -> list[Hand]:
         return list(self._hands.values())
 
+    def under_way(self) -> list[asyncio.Future[None]]:
+        """What to wait for until all of them are over."""
+        return [waits for hand in self.all() if (waits := hand.under_way) is not None]
+
     def abandon(self, instance_ids: Iterable[int], why: str) -> int:
         """Give up the given claims; returns how many there were."""
         found = [hand for i in instance_ids if (hand := self._hands.get(i)) is not None]

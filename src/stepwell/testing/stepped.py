@@ -180,7 +180,7 @@ class SteppedWorker(Worker):
 
     async def finish(self, patience: float) -> list[Claim]:
         """Wait, not too long, until something that was begun is over; returns that."""
-        waits = [waits for hand in self._hands.all() if (waits := hand.under_way) is not None]
+        waits = self._hands.under_way()
         if waits and not self._ended():
             await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         ended = self._ended()
