@@ -54,6 +54,12 @@ class Workload:
     has_processes: bool = False  # also run by the processes of `stepwell worker`
     repeats: int = 3
 
+    @property
+    def limits(self) -> list[LimitName]:
+        """The limits that its figures are parts of."""
+        targets = [measure.target for measure in self.measures.values()]
+        return list(dict.fromkeys(target.limit for target in targets if isinstance(target, Share)))
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -76,11 +82,11 @@ class Figure:
     variant: str
     measure: Measure
     ours: Spread
-    limit: float | None  # between before and after
+    limit: Spread | None  # before, between and after the repetitions
 
     @property
     def ratio(self) -> float | None:
-        return self.ours.median / self.limit if self.limit else None
+        return self.ours.median / self.limit.median if self.limit else None
 
     @property
     def is_met(self) -> bool | None:

@@ -6,52 +6,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.figures import Figure, LimitName, Spread
+from benchmarks.figures import Figure, Spread
 from benchmarks.taken import Taken
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """One limit in one variant, before the workloads and after them."""
-
-    name: LimitName
-    variant: str
-    before: Spread
-    after: Spread
-
-    @property
-    def rate(self) -> float:
-        return (self.before.median + self.after.median) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Report(Taken):
     """All figures of a run, and where they were taken."""
 
-    limits: Sequence[Limits]
     figures: Sequence[Figure]
 
     def table(self) -> str:
-        """Markdown: where, the limits, and every figure beside its limit and its target."""
-        limits = [*self._limit_rows(), ""] if self.limits else []
-        return "\n".join((*self.where(), "", *limits, *self._figure_rows(), ""))
-
-    def _limit_rows(self) -> list[str]:
-        rows = ["| limit | before | after |", "|---|--:|--:|"]
-        rows += [
-            f"| {_titled(limit.name, limit.variant)} | {_spread(limit.before)} | {_spread(limit.after)} |"
-            for limit in self.limits
-        ]
-        return rows
+        """Markdown: where, and every figure beside its limit and its target."""
+        return "\n".join((*self.where(), "", *self._figure_rows(), ""))
 
     def _figure_rows(self) -> list[str]:
-        head = ("workload", "unit", "ours (least–most)", "limit", "ratio", "target", "met")
+        head = ("workload", "unit", "ours (least–most)", "limit (least–most)", "ratio", "target", "met")
         rows = [f"| {' | '.join(head)} |", "|---|---|--:|--:|--:|--:|---|"]
         return rows + [f"| {' | '.join(_cells(figure))} |" for figure in self.figures]
 
     def _plain(self) -> dict[str, Any]:
         return {
-            "limits": [asdict(limit) | {"rate": limit.rate} for limit in self.limits],
             "figures": [
                 asdict(figure)
                 | {"ratio": figure.ratio, "is_met": figure.is_met, "target": str(figure.measure.target or "")}
@@ -65,7 +40,7 @@ def _cells(figure: Figure) -> tuple[str, ...]:
         _titled(figure.measure.label, figure.variant),
         figure.measure.unit,
         _spread(figure.ours),
-        "" if figure.limit is None else number(figure.limit),
+        "" if figure.limit is None else _spread(figure.limit),
         "" if figure.ratio is None else f"{figure.ratio:.2f}",
         "" if figure.measure.target is None else str(figure.measure.target),
         {None: "", True: "yes", False: "**no**"}[figure.is_met],

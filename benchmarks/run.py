@@ -1,4 +1,4 @@
-"""`make bench`: the limit, the workloads, the limit again; then a table, and a JSON file in `benchmarks/results`."""
+"""`make bench`: every workload between measures of its limit; then a table, and a JSON file in `benchmarks/results`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import cProfile
 import logging
 import pstats
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
 
@@ -16,10 +15,7 @@ from benchmarks.bench import LARGE, PLAIN, TWO_PROCESSES, Bench, Variant
 from benchmarks.figures import Figure, LimitName, Share, Spread, Workload
 from benchmarks.loop import run
 from benchmarks.progress import say
-from benchmarks.report import Limits, Report, number
-
-REPEATS = 3
-LIMITS: tuple[LimitName, ...] = ("steps", "inserts", "bulk inserts")
+from benchmarks.report import Report, number
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -50,27 +46,20 @@ class Benchmark:
         self._options = options
         self._chosen = [workloads.KNOWN[name] for name in options.workloads or workloads.ALL]
         self._began = perf_counter()
+        self._last: dict[tuple[LimitName, Variant], float] = {}
 
     async def run(self) -> None:
         began = datetime.now(UTC)
-        variants = self._variants()
-        sized = [variant for variant in variants if variant is not TWO_PROCESSES]
-        before = {variant.name: await self._limits(variant, "before") for variant in sized}
-        measured = [
-            (workload, variant, await self._measure(workload, variant))
-            for variant in variants
+        figures = [
+            figure
+            for variant in self._variants()
             for workload in self._chosen
             if _is_run_in(workload, variant)
-        ]
-        after = {variant.name: await self._limits(variant, "after") for variant in sized}
-        limits = [
-            Limits(name, variant.name, before[variant.name][name], after[variant.name][name])
-            for variant in sized
-            for name in before[variant.name]
+            for figure in await self._measure(workload, variant)
         ]
         report = Report(
             began, " ".join(("make bench", *self._given())), perf_counter() - self._began,
-            await server.settings(self._url), limits, figures(measured, limits),
+            await server.settings(self._url), figures,
         )  # fmt: skip
         sys.stdout.write("\n" + report.table())
         if not self._options.quick:
@@ -88,19 +77,6 @@ class Benchmark:
         others = () if self._options.plain else (LARGE, TWO_PROCESSES)
         return [PLAIN, *(v for v in others if any(_is_run_in(workload, v) for workload in self._chosen))]
 
-    def _needed(self) -> list[LimitName]:
-        targets = [measure.target for workload in self._chosen for measure in workload.measures.values()]
-        shares = {target.limit for target in targets if isinstance(target, Share)}
-        return [name for name in LIMITS if name in shares]
-
-    async def _limits(self, variant: Variant, when: str) -> dict[LimitName, Spread]:
-        found = {}
-        for name in self._needed():
-            values = [await self._limit(name, variant) for _ in range(self._repeats(REPEATS))]
-            found[name] = Spread.of(values)
-            say(f"{self._clock()} limit, {name}{_of(variant)}, {when}: {number(found[name].median)} /s")
-        return found
-
     async def _limit(self, name: LimitName, variant: Variant) -> float:
         state = f'{{"note": "{variant.note}"}}'
         async with server.fresh_database(self._url) as url:
@@ -114,15 +90,35 @@ class Benchmark:
                 case "bulk inserts":
                     return await limit.insert_many(url, bench.size(20_000, 100), state)
 
-    async def _measure(self, workload: Workload, variant: Variant) -> dict[str, Spread]:
+    async def _measure(self, workload: Workload, variant: Variant) -> list[Figure]:
+        """Measure a workload, and its limits before it, between its repetitions and after it: on a machine that others
+        use too, the pace is another one every minute."""
         values: dict[str, list[float]] = {name: [] for name in workload.measures}
-        repeats = self._repeats(workload.repeats)
+        limits: dict[LimitName, list[float]] = {name: [] for name in workload.limits}
+        repeats = 1 if self._options.quick else workload.repeats
         for repeat in range(repeats):
+            await self._add_limits(limits, variant)
             for name, value in (await self._once(workload, variant)).items():
                 values[name].append(value)
             shown = ", ".join(f"{number(values[key][-1])} {m.unit}" for key, m in workload.measures.items())
             say(f"{self._clock()} {workload.name}{_of(variant)}, {repeat + 1} of {repeats}: {shown}")
-        return {name: Spread.of(found) for name, found in values.items()}
+        await self._add_limits(limits, variant)
+        beside = {name: Spread.of(found) for name, found in limits.items()}
+        return [
+            Figure(
+                workload.name, variant.name, measure, Spread.of(values[key]),
+                beside[measure.target.limit] if isinstance(measure.target, Share) else None,
+            )
+            for key, measure in workload.measures.items()
+        ]  # fmt: skip
+
+    async def _add_limits(self, limits: dict[LimitName, list[float]], variant: Variant) -> None:
+        for name, found in limits.items():
+            size = PLAIN if variant is TWO_PROCESSES else variant
+            if not (self._options.quick and (name, size) in self._last):
+                self._last[name, size] = await self._limit(name, size)
+            found.append(self._last[name, size])
+            say(f"{self._clock()} limit, {name}{_of(variant)}: {number(found[-1])} /s")
 
     async def _once(self, workload: Workload, variant: Variant) -> dict[str, float]:
         async with server.fresh_database(self._url) as url:
@@ -137,26 +133,9 @@ class Benchmark:
         say(f"\n{workload.name}, under cProfile, by own time:")
         pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
-    def _repeats(self, wanted: int) -> int:
-        return 1 if self._options.quick else wanted
-
     def _clock(self) -> str:
         minutes, seconds = divmod(round(perf_counter() - self._began), 60)
         return f"[{minutes}:{seconds:02}]"
-
-
-def figures(measured: list[tuple[Workload, Variant, dict[str, Spread]]], limits: list[Limits]) -> list[Figure]:
-    """Every measure beside its limit of the same variant."""
-    rates = {(found.name, found.variant): found.rate for found in limits}
-    found = []
-    for workload, variant, spreads in measured:
-        for key, measure in workload.measures.items():
-            figure = Figure(workload.name, variant.name, measure, spreads[key], None)
-            if isinstance(measure.target, Share):
-                size = PLAIN if variant is TWO_PROCESSES else variant
-                figure = replace(figure, limit=rates[measure.target.limit, size.name])
-            found.append(figure)
-    return found
 
 
 def _is_run_in(workload: Workload, variant: Variant) -> bool:

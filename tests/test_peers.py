@@ -16,9 +16,8 @@ from benchmarks.peers.__main__ import WORKLOADS, parse
 from benchmarks.peers.child import Answer, measure, read, started
 from benchmarks.peers.environments import REQUIREMENTS, SYSTEMS
 from benchmarks.peers.idle import count
-from benchmarks.peers.table import NAMES, ROWS, Answers, Comparison
+from benchmarks.peers.table import NAMES, ROWS, Answers, Comparison, Limits
 from benchmarks.peers.timing import WORKLOADS as TIMED
-from benchmarks.report import Limits
 from tests.conftest import MakeHarness
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +26,7 @@ HANGING = "import time; time.sleep(60)"
 
 def comparison(answers: Answers) -> Comparison:
     systems = [name for name in SYSTEMS if any(name == system for system, _ in answers)]
-    limits = [Limits("steps", "", Spread.of([900.0]), Spread.of([1_100.0]))]
+    limits = [Limits("steps", Spread.of([900.0]), Spread.of([1_100.0]))]
     began = datetime(2026, 11, 15, tzinfo=UTC)
     return Comparison(began, "make bench-peers", 60.0, {"server_version": "18.4"}, limits, systems, answers)
 

@@ -20,9 +20,9 @@ from benchmarks.loop import run
 from benchmarks.peers.child import Answer, measure
 from benchmarks.peers.environments import OURS, SYSTEMS, pythons_of
 from benchmarks.peers.idle import LOGGED, count_statements
-from benchmarks.peers.table import ROWS, Comparison
+from benchmarks.peers.table import ROWS, Comparison, Limits
 from benchmarks.progress import say
-from benchmarks.report import Limits, number
+from benchmarks.report import number
 
 REPEATS = 3
 MINUTE = 60.0
@@ -79,7 +79,7 @@ class Run:
                     await self._measure(pythons[system], system, workload, repeat)
         await self._idle(pythons)
         after = await self._limits("after")
-        limits = [Limits(name, "", before[name], after[name]) for name in LIMITS]
+        limits = [Limits(name, before[name], after[name]) for name in LIMITS]
         comparison = Comparison(
             began, self._options.command, perf_counter() - self._began, await server.settings(self._url), limits,
             self._systems, self._answers,

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.figures import LimitName, Spread
 from benchmarks.peers.child import Answer
 from benchmarks.peers.environments import OURS
-from benchmarks.report import Limits, number
+from benchmarks.report import number
 from benchmarks.taken import Taken
 
 NAMES = {
@@ -43,6 +44,19 @@ ROWS = (
     Row("fast_latency", "p99", "the same, polling every 10 ms, p99", "ms", is_less_better=True),
     Row("fast_idle", "statements", "idle worker, polling every 10 ms", "statements/min", is_less_better=True),
 )
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """One limit, before all systems and after them."""
+
+    name: LimitName
+    before: Spread
+    after: Spread
+
+    @property
+    def rate(self) -> float:
+        return (self.before.median + self.after.median) / 2
+
 
 Answers = Mapping[tuple[str, str], Sequence[Answer]]  # by system and workload, one for each repetition
 
