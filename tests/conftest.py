@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -26,6 +27,14 @@ def _server() -> Iterator[None]:
     with EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS):
         yield
         close_keepers()
+
+
+@pytest.fixture(autouse=True)
+def _audible() -> Iterator[None]:
+    """A test that leaves our log silent is at fault itself, not the one after it that listens in vain."""
+    yield
+    log = logging.getLogger("stepwell")
+    assert (log.level, log.disabled, log.propagate) == (logging.NOTSET, False, True)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Node:
             hand.abandon("killed")
             if hand.task is not None:
                 tasks.append(hand.task)
-        tasks += [*worker._flusher._alone, *worker._executor._refills, *worker._renewals]
+        tasks += [*worker._flusher._alone, *worker._intake._beginnings, *worker._renewals]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,7 +96,9 @@ class World:
     """Everything asynchronous of a soak, in a thread of its own; `do` runs a coroutine there and waits for it."""
 
     def __init__(self, url: str) -> None:
-        logging.getLogger("stepwell").setLevel(logging.CRITICAL)  # dying workers complain, and they should
+        self._log = logging.getLogger("stepwell")
+        self._level = self._log.level
+        self._log.setLevel(logging.CRITICAL)  # dying workers complain, and they should
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="soak", daemon=True)
         self._thread.start()
@@ -125,6 +127,7 @@ class World:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
+        self._log.setLevel(self._level)
 
     async def _close(self) -> None:
         for node in self.nodes.values():

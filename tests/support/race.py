@@ -103,6 +103,9 @@ class Race:
         claims, is_all = await shortcuts.claim_bare(session, worker_id, "default", 100, self._labels, [])
         return Claimed(claims, [], [], not is_all, [])
 
+    async def claim_at_once(self, session: Session, worker_id: int) -> Claimed:
+        return await shortcuts.claim_at_once(session, worker_id, "default", 100, self._labels, [])
+
     async def begin(self, session: Session, claims: Sequence[Claim]) -> Begun | None:
         """Note that claims begin; returns their states."""
         latest = max(claim.claimed_at for claim in claims)

@@ -132,7 +132,7 @@ async def test_a_lost_database_is_said_with_503_and_the_same_answer_again_is_a_d
     async with proxy_to(door.h.url) as proxy, Engine(proxy.url, machines=[Expense]) as engine:
         app = completions(engine, tokens=TOKENS)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
-            proxy.lose("answer", statement("interactions/answer"))
+            proxy.lose("answer", statement("interactions/answer_plain"))
             lost = await client.post("/interactions/complete", json=body, headers=bearing(ANA))
             again = await client.post("/interactions/complete", json=body, headers=bearing(ANA))
 
