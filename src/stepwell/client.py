@@ -16,6 +16,7 @@ from stepwell._core.records import Instance
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.tokens import TokenKeys
 from stepwell._runtime.emitter import Emitter
+from stepwell._runtime.known import Known
 from stepwell._runtime.notifier import Notifier
 from stepwell._store import doors, instances, signals
 from stepwell._store.borrowed import borrow
@@ -49,8 +50,9 @@ class Client:
         self._notifier = notifier
         self._emitter = emitter
         self._settings = settings
-        self.completing = Completing(database, registry, notifier, settings, token_keys)
-        self.interactions = Interactions(database, settings.tenant, token_keys)
+        known = Known()
+        self.completing = Completing(database, registry, notifier, settings, token_keys, known)
+        self.interactions = Interactions(database, settings.tenant, token_keys, known)
         self._starting = Starting(database, registry, notifier, emitter, settings)
         self.waiting = Waiting(database, notifier, settings.tenant)
         self.limiting = Limiting(database, notifier)

@@ -13,12 +13,14 @@ import msgspec
 
 from stepwell import _probes
 from stepwell._core.codec import check_size, encode_value
+from stepwell._core.faults import Contention, Refusal
 from stepwell._core.interactions import Answer, Answered, Completion
 from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.registry import Registry
 from stepwell._core.replies import ReplyType, find_type, project
 from stepwell._core.tokens import TokenFacts, TokenKeys
 from stepwell._runtime.gatherer import Gatherer
+from stepwell._runtime.known import Known
 from stepwell._runtime.notifier import Notifier
 from stepwell._store import interactions
 from stepwell._store.database import Database
@@ -39,6 +41,7 @@ from stepwell.errors import (
 )
 
 PAUSES = (0.002, 0.005, 0.01, 0.02)  # seconds, before an answer waits alone for whoever holds its instance
+MOST_TRIED = 10_000  # units that are remembered
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +66,19 @@ class Completing:
     """The door for answers. Those of one moment are admitted together."""
 
     def __init__(
-        self, database: Database, registry: Registry, notifier: Notifier, settings: Settings, keys: TokenKeys
-    ) -> None:
+        self, database: Database, registry: Registry, notifier: Notifier, settings: Settings, keys: TokenKeys,
+        known: Known,
+    ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._notifier = notifier
         self._settings = settings
         self._keys = keys
+        self._known = known
         self._group = Gatherer(self._complete, lambda call: len(call.text or ""), waits_a_turn=True)
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
+        self._tried = set[int]()  # units whose question was tried the short way: who comes again needs the long one
 
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
@@ -133,7 +139,7 @@ class Completing:
     async def _complete(self, calls: list[_Call]) -> Sequence[_Ended]:
         """Admit answers together, each question at most once at a time; answers in the order of the calls."""
         ended: dict[int, _Ended] = {}
-        found = await interactions.find(self._database, [call.named for call in calls])
+        found = await self._find(calls)
         waiting: dict[int, Given] = {}
         types: dict[tuple[str, int, str], ReplyType | None] = {}
         for place, call in enumerate(calls):
@@ -148,16 +154,57 @@ class Completing:
             ended |= await self._judge(round_)
         return [ended[place] for place in range(len(calls))]
 
+    async def _find(self, calls: list[_Call]) -> dict[int, Found]:
+        """The questions that calls name, by their places. Each is known for one answer: if that is not taken at once,
+        the question may be gone, and is looked up."""
+        found: dict[int, Found] = {}
+        for place, call in enumerate(calls):
+            known = self._known.pop(*call.named)
+            if known is not None:
+                found[place] = known
+        unknown = [place for place in range(len(calls)) if place not in found]
+        if unknown:
+            read = await interactions.find(self._database, [calls[place].named for place in unknown])
+            found |= {unknown[n]: one for n, one in read.items()}
+        return found
+
     async def _judge(self, round_: dict[int, Given]) -> dict[int, _Ended]:
         if _probes.hooks:
             await _probes.reach("completing.found", ids=[given.found.id for given in round_.values()])
-        verdicts, settled = await retried(lambda: interactions.admit(self._database, list(round_.values())))
+        ended = await self._take_plain(round_)
+        rest = {place: given for place, given in round_.items() if place not in ended}
+        try:
+            ended |= await self._judge_fully(rest)
+        except (Contention, Refusal):
+            if not ended:
+                raise
+            ended |= rest  # nothing has become of these, but the others are taken: they come again by themselves
         if _probes.hooks:
             await _probes.reach("completing.admitted", ids=[given.found.id for given in round_.values()])
+        return ended
+
+    async def _take_plain(self, round_: dict[int, Given]) -> dict[int, _Ended]:
+        """Take in what can go the short way. A unit is tried once: the one question of a plain one is then answered."""
+        plain = [(place, given) for place, given in round_.items()
+                 if given.is_plain and given.found.unit_id not in self._tried]  # fmt: skip
+        if not plain:
+            return {}
+        if len(self._tried) > MOST_TRIED:
+            self._tried.clear()
+        self._tried.update(given.found.unit_id for _, given in plain)
+        answers = [given for _, given in plain]
+        taken, settled = await retried(lambda: interactions.answer_plain(self._database, answers))
+        self.settled(settled)
+        return {place: _completion(given) for n, (place, given) in enumerate(plain) if n in taken}
+
+    async def _judge_fully(self, rest: dict[int, Given]) -> dict[int, _Ended]:
+        if not rest:
+            return {}
+        verdicts, settled = await retried(lambda: interactions.admit(self._database, list(rest.values())))
         self.settled(settled)
         return {
             place: given if verdict is None else _answer(given, verdict)
-            for (place, given), verdict in zip(round_.items(), verdicts, strict=True)
+            for (place, given), verdict in zip(rest.items(), verdicts, strict=True)
         }
 
     async def _wait_in_line(self, given: Given) -> Completion | CompletionRefused:
@@ -246,10 +293,14 @@ def _text(reply: object) -> str | None:
         return None
 
 
-def _answer(given: Given, verdict: Verdict) -> Completion | CompletionRefused:
+def _completion(given: Given, *, is_duplicate: bool = False) -> Completion:
     found = given.found
+    return Completion(found.id, found.instance_id, found.machine, found.step, is_duplicate)
+
+
+def _answer(given: Given, verdict: Verdict) -> Completion | CompletionRefused:
     if verdict.verdict in ("admitted", "duplicate"):
-        return Completion(found.id, found.instance_id, found.machine, found.step, verdict.verdict == "duplicate")
+        return _completion(given, is_duplicate=verdict.verdict == "duplicate")
     return _REFUSALS[verdict.verdict](given, verdict)
 
 

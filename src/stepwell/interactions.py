@@ -12,6 +12,7 @@ from stepwell._core.codec import decode_value, encode_value
 from stepwell._core.interactions import Interaction, epoch_ms
 from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
+from stepwell._runtime.known import Known
 from stepwell._store import interactions
 from stepwell._store.database import Database
 from stepwell.errors import InvalidInput, UnknownInteraction
@@ -29,8 +30,9 @@ class Page(msgspec.Struct, frozen=True):
 class Interactions:
     """`engine.interactions`: open questions of a tenant."""
 
-    def __init__(self, database: Database, tenant: str, keys: TokenKeys) -> None:
+    def __init__(self, database: Database, tenant: str, keys: TokenKeys, known: Known) -> None:
         self._database = database
+        self._known = known
         self._tenant = tenant
         self._keys = keys
 
@@ -57,16 +59,16 @@ class Interactions:
         filters = [_check_filter(field, given) for field, given in named.items()]
         cursor = None if after is None else _check_cursor(after)
         rows = await interactions.pending(self._database, own, [*filters, overdue], limit + 1, cursor)
-        found = await interactions.read(self._database, own, [id_ for id_, _ in rows[:limit]])
-        return Page(found, _hide(rows[limit - 1][1]) if len(rows) > limit else None)
+        read = await self._read(own, [id_ for id_, _ in rows[:limit]])
+        return Page(read, _hide(rows[limit - 1][1]) if len(rows) > limit else None)
 
     async def get(self, interaction_id: str, *, tenant: str | None = None) -> Interaction:
         """A snapshot of one question, open or not."""
         id_ = check_uuid("interaction", interaction_id)
-        found = await interactions.read(self._database, self._of(tenant), [id_])
-        if not found:
+        read = await self._read(self._of(tenant), [id_])
+        if not read:
             raise UnknownInteraction(id_)
-        return found[0]
+        return read[0]
 
     async def token(self, interaction_id: str, *, tenant: str | None = None) -> str:
         """The signed token of a question, for a mail with a link: who has it may answer this question."""
@@ -78,6 +80,11 @@ class Interactions:
         )
         await interactions.seal(self._database, asked.id, seal_of(token))
         return token
+
+    async def _read(self, tenant: str, ids: list[str]) -> list[Interaction]:
+        read = await interactions.read(self._database, tenant, ids)
+        self._known.note(tenant, (found for seen, found in read if seen.status.is_open))
+        return [seen for seen, _ in read]
 
     def _of(self, tenant: str | None) -> str:
         return self._tenant if tenant is None else check_tenant(tenant)

@@ -62,6 +62,11 @@ def admit(given: Questions, size: int) -> tuple[Any, ...]:
     return (json.dumps([{"position": n, "id": id_, "reply": 1, "is_checked": False} for n, id_ in enumerate(ids)]),)
 
 
+def answer_plain(given: Questions, size: int) -> tuple[Any, ...]:
+    ids = _ids(given.inbox, size)
+    return ids, ["1"] * len(ids), [None] * len(ids)
+
+
 def record(given: Questions, size: int) -> tuple[Any, ...]:
     ids = _ids(given.sending, size)
     size = len(ids)
@@ -121,6 +126,7 @@ CASES = [
     *(QuestionCase("interactions/find", find_by_correlation, n, _QU | {"interactions_correlation"}, label="by address")
       for n in (1, 100)),
     *(QuestionCase("interactions/admit", admit, n, _QU | {"instances_pkey"}, 45) for n in (1, 100)),
+    *(QuestionCase("interactions/answer_plain", answer_plain, n, _QU | {"instances_pkey"}, 75) for n in (1, 100)),
     *(QuestionCase("interactions/claim", lambda _, n: (SENDER, "there", n), n, _QU | {"interactions_dispatch"}, 50)
       for n in (1, 50)),
     *(QuestionCase("interactions/record", record, n, _Q, 50) for n in (1, 50)),

@@ -88,6 +88,11 @@ def find_type(reference: str, home: str) -> ReplyType | None:
     return reply_type(kind)
 
 
+def is_projected(reference: str) -> bool:
+    """Whether a projector makes the replies of the type under this reference."""
+    return bool(msgspec.json.decode(reference)[0] == _PROJECTED)
+
+
 def project(kind: ReplyType, request: str, facts: str, answered: object) -> str:
     """The reply that a type's projector makes of the facts that were sent; it is of the type, or an InvalidInput."""
     assert kind.projection is not None  # noqa: S101 - the caller has looked

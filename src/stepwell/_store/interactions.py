@@ -34,8 +34,8 @@ class Found(msgspec.Struct, frozen=True):
     version: int
     step: str
     reference: str
-    request: str | None  # and the time, if a projector makes the reply
-    asked_at: datetime | None
+    request: str | None = None  # and the time, if a projector makes the reply
+    asked_at: datetime | None = None
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +48,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     facts: str | None  # what was sent, if the reply was made of it
     is_checked: bool
     problem: str | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is left to judge about it but how its question stands."""
+        return self.is_checked and self.problem is None and self.facts is None and self.token is None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -82,6 +87,15 @@ async def find(db: Queryable, named: Sequence[tuple[str | None, str | None, str]
         [tenant for _, _, tenant in named],
     )  # fmt: skip
     return {position: Found(*rest) for position, *rest in rows}
+
+
+async def answer_plain(db: Queryable, given: Sequence[Given]) -> tuple[set[int], Settled]:
+    """Take in plain answers to questions that are plain, no question twice; returns the places of those taken. Of the
+    others nothing is known."""
+    [(places, queues)] = await db.fetch(
+        "interactions/answer_plain", [g.found.id for g in given], [g.reply for g in given], [g.actor for g in given]
+    )
+    return set(places), Settled(queues)
 
 
 async def admit(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | None], Settled]:
@@ -232,10 +246,11 @@ async def return_lost(db: Queryable) -> list[str]:
     return [row["transport"] for row in await db.fetch("interactions/return_lost")]
 
 
-async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> list[Interaction]:
-    """Questions of a tenant, in the order of the ids."""
-    found = {row["id"]: _interaction(dict(row)) for row in await db.fetch("interactions/read", ids, tenant)}
-    return [found[id_] for id_ in ids if id_ in found]
+async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> list[tuple[Interaction, Found]]:
+    """Questions of a tenant, in the order of the ids; as people see them, and as who answers them finds them."""
+    rows = await db.fetch("interactions/read", ids, tenant)
+    read = {row["id"]: _seen_and_found(dict(row)) for row in rows}
+    return [read[id_] for id_ in ids if id_ in read]
 
 
 async def pending(
@@ -257,6 +272,8 @@ def _outgoing(row: dict[str, Any]) -> Outgoing:
     return Outgoing(Dispatch(**_decoded(row, ("request", "reply_schema"))), requires_token)
 
 
-def _interaction(row: dict[str, Any]) -> Interaction:
+def _seen_and_found(row: dict[str, Any]) -> tuple[Interaction, Found]:
+    reference = row.pop("reference")
     fields = _decoded(row, ("request", "reply", "reply_schema", "metadata"))
-    return Interaction(**{**fields, "status": InteractionStatus(fields["status"])})
+    seen = Interaction(**{**fields, "status": InteractionStatus(fields["status"])})
+    return seen, Found(seen.id, seen.unit_id, seen.instance_id, seen.machine, seen.version, seen.step, reference)

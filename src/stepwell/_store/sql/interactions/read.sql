@@ -4,7 +4,8 @@ select q.id::text as id, q.tenant, q.instance_id, u.machine, u.version, u.step, 
        q.status, q.request::text as request, q.reply::text as reply, t.name as reply_type,
        t.schema::text as reply_schema, q.assignee, q.group_name as "group", q.actor, u.requires_token,
        q.idempotency_key, q.attempts, q.error, q.metadata::text as metadata, q.deadline,
-       coalesce(q.deadline <= stepwell.now(), false) as is_overdue, q.created_at, q.dispatched_at, q.finished_at
+       coalesce(q.deadline <= stepwell.now(), false) as is_overdue, q.created_at, q.dispatched_at, q.finished_at,
+       t.reference::text as reference
 from stepwell.interactions q
 join stepwell.await_units u on u.id = any (array[q.unit_id])
 join stepwell.reply_types t on t.id = any (array[u.reply_type])

@@ -1,0 +1,219 @@
+"""The short way of plain answers: it takes a question whole, or leaves it as it is, whatever has happened meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import md5
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from stepwell._store.database import WORKER
+from stepwell._store.statements import statement
+from tests.store.gate import gate_before
+from tests.store.plans import rolled_back
+
+# Instance, unit and question have one number.
+_ASK = """
+with parked as (
+  insert into stepwell.instances (id, machine, version, step, queue, status, due_at, created_at, updated_at,
+                                  await_unit_id, visit)
+  overriding system value
+  select n, 'order', 1, 'ship', 'q' || n, 'awaiting_external', now(), now(), now(), n, 1
+  from unnest($1::integer[]) n
+), opened as (
+  insert into stepwell.await_units (id, instance_id, visit, tenant, machine, version, step, transport, is_sent,
+                                    reply_type, on_timeout, requires_token, opened, in_flight, is_filled, created_at)
+  overriding system value
+  select n, n, 1, '', 'order', 1, 'ask', 'inbox', false, 'x', 'wake', false, 1, 1, true, now()
+  from unnest($1::integer[]) n
+)
+insert into stepwell.interactions (id, correlation, unit_id, instance_id, created_at, deadline, next_at, tenant,
+                                   transport, status, idempotency_key, request)
+select md5('q' || n)::uuid, md5('c' || n)::uuid, n, n, now(), now() + interval '1 day', now(), '', 'inbox',
+       'dispatched', 'k', '1'
+from unnest($1::integer[]) n
+"""
+_ROWS = """
+select q.status as question, q.reply::text as reply, q.actor, u.status as unit, u.resolved, u.in_flight,
+       i.status as instance
+from stepwell.interactions q
+join stepwell.await_units u on u.id = q.unit_id
+join stepwell.instances i on i.id = q.instance_id
+where q.unit_id = $1
+"""
+_CHANGED = """
+select (select count(*) from stepwell.interactions where status = 'completed') as answered,
+       (select count(*) from stepwell.await_units where status = 'completed') as ended,
+       (select count(*) from stepwell.instances where status = 'runnable') as woken
+"""
+ANSWERED = ("completed", "[1, 2]", "bob", "completed", 1, 0, "runnable")
+OUT = "q.status || '' in ('waiting', 'dispatching', 'dispatched')"
+MOST = "u.max_items = 0 or jsonb_array_length(g.reply) <= u.max_items"
+ENDED = "finished_at = now()"
+
+CHANGING = {  # what may become of a question: what the statement says about it, and the change
+    "is answered": (OUT, f"interactions set status = 'completed', reply = '0', {ENDED} where unit_id"),
+    "is closed": (OUT, f"interactions set status = 'cancelled', {ENDED} where unit_id"),
+    "is late": ("q.deadline > stepwell.now()", "interactions set deadline = created_at where unit_id"),
+    "has an ended unit": ("u.status || '' = 'waiting'", f"await_units set status = 'failed', {ENDED} where id"),
+    "is waited for by nobody": ("i.status || '' = 'awaiting_external'", "instances set status = 'runnable' where id"),
+    "is of an earlier unit": ("(i.await_unit_id = u.id) is true", "instances set await_unit_id = 7 where id"),
+}
+LASTING = {
+    "is one of several": ('u."window" is null', 'await_units set "window" = 1, opened = 2 where id'),
+    "needs a token": ("not u.requires_token", "await_units set requires_token = true where id"),
+    "takes fewer items": (MOST, "await_units set max_items = 1 where id"),
+}
+
+
+def question(number: int) -> str:
+    return str(UUID(md5(f"q{number}".encode()).hexdigest()))  # noqa: S324 - no secret
+
+
+async def answer(connection: asyncpg.Connection, *numbers: int, instead: tuple[str, str] = ("", "")) -> Any:
+    """Answer these questions; the places of those taken, and the queues. `instead`: a part of the statement."""
+    text = statement("interactions/answer_plain")
+    assert instead[0] in text
+    [row] = await connection.fetch(text.replace(*instead), *arguments(*numbers))
+    return sorted(row["places"]), sorted(row["queues"])
+
+
+def arguments(*numbers: int) -> tuple[Any, ...]:
+    return [question(n) for n in numbers], ["[1, 2]"] * len(numbers), ["bob"] * len(numbers)
+
+
+async def rows(connection: asyncpg.Connection, number: int) -> tuple[Any, ...]:
+    row = await connection.fetchrow(_ROWS, number)
+    return tuple(row) if row else ()
+
+
+@pytest.fixture
+async def alone(shared_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection as the engine has it, inside a transaction that is rolled back; two instances wait for an answer."""
+    opened = await asyncpg.connect(shared_url, server_settings=WORKER)
+    async with rolled_back(opened):
+        await opened.execute(_ASK, [1, 2])
+        yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def others(connection: asyncpg.Connection) -> asyncpg.Connection:
+    """Whoever does something meanwhile; three instances wait for an answer."""
+    await connection.execute(_ASK, [1, 2, 3])
+    return connection
+
+
+@pytest.mark.parametrize("status", ["waiting", "dispatching", "dispatched"])
+async def test_a_plain_question_is_answered_counted_and_its_instance_goes_on(
+    alone: asyncpg.Connection, status: str
+) -> None:
+    await alone.execute("update stepwell.interactions set status = $1, worker_id = 1", status)
+
+    taken = await answer(alone, 2, 1)
+
+    assert taken == ([0, 1], ["q1", "q2"])
+    assert await rows(alone, 1) == await rows(alone, 2) == ANSWERED
+
+
+async def test_a_question_without_a_time_or_a_most_is_as_plain(alone: asyncpg.Connection) -> None:
+    await alone.execute("update stepwell.interactions set deadline = null")
+    await alone.execute("update stepwell.await_units set max_items = 0")
+
+    assert await answer(alone, 1) == ([0], ["q1"])
+
+
+@pytest.mark.parametrize(("guard", "change"), [*CHANGING.values(), *LASTING.values()], ids=[*CHANGING, *LASTING])
+async def test_a_question_that_is_not_plain_stays_as_it_is(alone: asyncpg.Connection, guard: str, change: str) -> None:
+    await alone.execute(f"update stepwell.{change} = 1")
+    before = await rows(alone, 1)
+
+    taken = await answer(alone, 1, 2)
+
+    assert taken == ([1], ["q2"])
+    assert await rows(alone, 1) == before
+    assert await answer(alone, 1, instead=(guard, "true")) == ([0], ["q1"]), "without that guard it would be taken"
+
+
+@pytest.mark.parametrize("change", [change for _, change in CHANGING.values()], ids=CHANGING)
+async def test_what_becomes_of_a_question_after_the_snapshot_decides(
+    url: str, others: asyncpg.Connection, change: str
+) -> None:
+    async with gate_before(url, 1) as gate:
+        answering = await gate.send("interactions/answer_plain", *arguments(1, 2, 3))
+        await others.execute(f"update stepwell.{change} = 2")
+        before = await rows(others, 2)
+        await gate.open()
+        [taken] = await answering
+
+    assert (sorted(taken["places"]), sorted(taken["queues"])) == ([0, 2], ["q1", "q3"])
+    assert await rows(others, 2) == before
+    assert await rows(others, 1) == await rows(others, 3) == ANSWERED
+
+
+@pytest.mark.parametrize("table", ["interactions", "await_units", "instances"])
+async def test_what_is_deleted_after_the_snapshot_is_not_answered(
+    url: str, others: asyncpg.Connection, table: str
+) -> None:
+    async with gate_before(url, 1) as gate:
+        answering = await gate.send("interactions/answer_plain", *arguments(1, 2))
+        await others.execute(f"delete from stepwell.{table} where id::text = any ($1::text[])", ["2", question(2)])
+        await gate.open()
+        [taken] = await answering
+
+    assert (taken["places"], taken["queues"]) == ([0], ["q1"])
+    assert tuple(await others.fetchrow(_CHANGED)) == (1, 1, 1)
+
+
+async def test_what_is_sent_or_asked_again_after_the_snapshot_is_answered_as_it_is_now(
+    url: str, others: asyncpg.Connection
+) -> None:
+    async with gate_before(url, 1) as gate:
+        answering = await gate.send("interactions/answer_plain", *arguments(1, 2, 3))
+        await others.execute("update stepwell.interactions set status = 'dispatching', worker_id = 1 where unit_id = 2")
+        await others.execute("update stepwell.interactions set deadline = now() + interval '9 days' where unit_id = 3")
+        await others.execute("update stepwell.await_units set created_at = now() where id = 3")
+        await others.execute("update stepwell.instances set fence = fence + 2 where id = 3")
+        await gate.open()
+        [taken] = await answering
+
+    assert sorted(taken["places"]) == [0, 1, 2]
+    assert await rows(others, 2) == await rows(others, 3) == ANSWERED
+    assert await others.fetchval("select fence from stepwell.instances where id = 3") == 2
+
+
+@pytest.mark.parametrize("table", ["interactions", "await_units", "instances"])
+async def test_whoever_holds_one_of_the_three_is_not_waited_for_and_nothing_is_written(
+    url: str, others: asyncpg.Connection, table: str
+) -> None:
+    answering = await asyncpg.connect(url, server_settings=WORKER)
+    holding = others.transaction()
+    await holding.start()
+    await others.execute(f"update stepwell.{table} set created_at = now() where id::text in ('2', $1)", question(2))
+
+    async with asyncio.timeout(20):
+        taken = await answer(answering, 1, 2, 3)
+
+    assert taken == ([0, 2], ["q1", "q3"])
+    await holding.rollback()
+    assert await rows(others, 2) == ("dispatched", None, None, "waiting", 0, 1, "awaiting_external")
+    assert await answer(answering, 2) == ([0], ["q2"])
+    await answering.close()
+
+
+async def test_a_question_that_is_named_twice_is_answered_and_counted_once(alone: asyncpg.Connection) -> None:
+    places, queues = await answer(alone, 1, 2, 1)
+
+    assert (len(places), 1 in places, queues) == (2, True, ["q1", "q2"])
+    assert await rows(alone, 1) == ANSWERED
+
+
+async def test_of_two_questions_of_one_instance_the_one_it_waits_for_is_taken(alone: asyncpg.Connection) -> None:
+    await alone.execute("update stepwell.await_units set instance_id = 1, visit = 2 where id = 2")
+    await alone.execute("update stepwell.interactions set instance_id = 1 where unit_id = 2")
+
+    assert await answer(alone, 2, 1) == ([1], ["q1"])
