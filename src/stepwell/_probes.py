@@ -10,7 +10,7 @@ Hook = Callable[[dict[str, Any]], Awaitable[None] | None]
 
 POINTS = (
     "claimer.before_claim",
-    "claimer.claimed",  # the claim is committed and in hand, nothing has begun
+    "claimer.claimed",  # the claim is committed and in hand, nothing runs; in an idle worker it has begun
     "completing.found",  # questions that are answered are known, nothing is admitted
     "completing.admitted",  # answers are admitted, nobody has been told
     "dispatcher.claimed",  # questions are taken, nothing is sent

@@ -98,18 +98,21 @@ class Starting:
         self._emitter.started(admitted, rows)
         return answers + [answer(admitted[i], rows[i].id) for i in range(len(answers), len(rows))]
 
-    def announce(self, started: Sequence[Started]) -> None:
-        """Tell the workers of new rows."""
-        for queue, count in Counter(row.queue for row in started if not row.later).items():
-            self._notifier.announce_work(queue, count)
+    def announce(self, started: Sequence[Started]) -> bool:
+        """Tell the workers of new rows; True if one of this process takes some at once."""
+        counts = Counter(row.queue for row in started if not row.later)
+        took = [self._notifier.announce_work(queue, count) for queue, count in counts.items()]
         if any(row.later for row in started):
             self._notifier.announce_due()
+        return any(took)
 
     async def _insert_singles(self, singles: list[tuple[NewInstance, bool]]) -> list[int]:
         entries = [entry for entry, _ in singles]
         rows = await retried(lambda: instances.start(self._database, entries))
-        self.announce([row for row, (_, notify) in zip(rows, singles, strict=True) if notify])
+        is_taken = self.announce([row for row, (_, notify) in zip(rows, singles, strict=True) if notify])
         self._emitter.started(entries, rows)
+        if is_taken:
+            await asyncio.sleep(0)  # its claim is on its way before the caller goes on, whatever that does next
         return [row.id for row in rows]
 
     async def _introduce(self, entries: list[NewInstance]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, Machine, _probes, step
+from stepwell import Context, Done, Handle, Machine, _probes, step
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -85,16 +85,17 @@ async def test_a_claim_that_waits_for_its_turn_to_begin_is_not_noted_as_begun_by
         begins.put_nowait(gate := asyncio.Event())
         await gate.wait()
 
-    for queue in ("one", "two"):
-        await h.engine.start_many([Queued.child({"queue": queue}, queue=queue)] * 2)
-    async with h.engine.worker(dict.fromkeys(may_end, 1), prefetch=2):
-        await eventually(lambda: h.sql("select from stepwell.workers where cardinality(waiting) = 2"))
+    async def claimed(queue: str) -> Handle[Any]:
+        started = await h.engine.start(Queued, {"queue": queue}, queue=queue, concurrency_key=queue)
+        await eventually(lambda: h.sql("select from stepwell.instances where id = $1 and fence = 1", started.id))
+        return started
+
+    async with h.engine.worker(dict.fromkeys(may_end, 1)):
         monkeypatch.setitem(_probes.hooks, "executor.begun", hold_each)
-        may_end["one"].set()
+        await claimed("one")
         first = await begins.get()
-        may_end["two"].set()
-        late = await h.engine.start(Queued, {"queue": "three"}, queue="three")
-        await eventually(lambda: h.sql("select from stepwell.instances where id = $1 and fence = 1", late.id))
+        await claimed("two")
+        late = await claimed("three")
 
         first.set()
         second = await begins.get()
@@ -106,5 +107,6 @@ async def test_a_claim_that_waits_for_its_turn_to_begin_is_not_noted_as_begun_by
         assert not noted["begun"]
         monkeypatch.delitem(_probes.hooks, "executor.begun")
         second.set()
-        may_end["three"].set()
+        for event in may_end.values():
+            event.set()
         assert await late.result(timeout=20) == "began"

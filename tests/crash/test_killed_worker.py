@@ -20,6 +20,7 @@ IN_STEP = "in the step"
     [
         (0, "claimer.before_claim", 1, "first", False, False),
         (0, "claimer.claimed", 1, "first", False, False),
+        (0, "claimer.claimed", 1, "first", False, True),  # it has begun with its claim
         (0, "executor.begun", 2, "second", False, True),
         (0, IN_STEP, 1, "second", True, True),
         (0, "executor.returned", 2, "second", True, True),
@@ -35,7 +36,8 @@ async def test_a_worker_killed_at_any_point_is_followed_by_one_that_goes_on_wher
     has_begun: bool,
 ) -> None:  # fmt: skip
     """Scenarios 19 and 141."""
-    trail = await h.engine.start(Trail, {"dies_in": "second" if point == IN_STEP else ""})
+    key = None if has_begun else "k"  # what has one does not begin with its claim
+    trail = await h.engine.start(Trail, {"dies_in": "second" if point == IN_STEP else ""}, concurrency_key=key)
     killed = await start_worker(h.url, crash=None if point == IN_STEP else point, nth=nth, run_ahead=ahead)
     assert await killed.ended() == -signal.SIGKILL
     [left] = await h.sql("select step, attempt, crashes from stepwell.instances where id = $1", trail.id)

@@ -17,9 +17,10 @@ from tests.conftest import MakeHarness
 from tests.support.proxy import Mishap, Part, Proxy, proxy_to
 from tests.support.waiting import eventually
 
-CLAIM, BEGIN = statement("instances/claim_bare"), statement("workers/begin")
+AT_ONCE, BARE, BEGIN = map(statement, ("instances/claim_at_once", "instances/claim_bare", "workers/begin"))
 COMMIT, COMMIT_BARE = statement("instances/commit"), statement("instances/commit_bare")
 BEAT = timedelta(seconds=0.3)
+EVERY = ("heartbeat", "poll", "max_poll")
 
 
 class Walk(Machine, initial="one"):
@@ -55,16 +56,21 @@ async def road(make_harness: MakeHarness) -> AsyncIterator[Road]:
     runs: Counter[tuple[int, str, int]] = Counter()
     async with (
         proxy_to(harness.url) as proxy,
-        Engine(proxy.url, machines=[Walk], resources=runs, heartbeat=BEAT, poll=BEAT, max_poll=BEAT) as engine,
+        Engine(proxy.url, machines=[Walk], resources=runs, prefetch=4, **dict.fromkeys(EVERY, BEAT)) as engine,
     ):
         yield Road(harness, proxy, engine, runs)
 
 
-@pytest.mark.parametrize("lost", [CLAIM, BEGIN], ids=["claim", "begin"])
-async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_crash(road: Road, lost: str) -> None:
-    walks = await road.engine.start_many([Walk] * 5)
+@pytest.mark.parametrize(
+    ("lost", "slots"), [(AT_ONCE, 50), (BARE, 1), (BEGIN, 50)], ids=["of an idle worker", "claim", "begin"]
+)
+async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_crash(
+    road: Road, lost: str, slots: int
+) -> None:
+    keys = "abcde" if lost is BEGIN else [None] * 5  # what has a key does not begin with its claim
+    walks = await road.engine.start_many([Walk.child(concurrency_key=key) for key in keys])
     with armed("claimer.before_claim", hold=True) as claiming:
-        async with road.engine.worker() as worker:
+        async with road.engine.worker({"default": slots}) as worker:
             await claiming.reached()
             loss = road.proxy.lose("answer", lost)
             claiming.release()
@@ -75,14 +81,15 @@ async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_
     assert results == ["walked"] * 5
     assert worker.tally.strays == 5
     assert road.runs == {(walk.id, name, 0): 1 for walk in walks for name in ("one", "two")}
-    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 2 + 2)}
+    fences = 3 if lost is BEGIN else 2  # what has a key is claimed for each step
+    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 2 + fences)}
 
 
 async def test_a_claim_that_never_reached_the_server_is_made_again(road: Road) -> None:
     walk = await road.engine.start(Walk)
-    loss = road.proxy.lose("request", CLAIM)
+    loss = road.proxy.lose("request", AT_ONCE)
 
-    async with road.engine.worker() as worker:
+    async with road.engine.worker({"default": 50}) as worker:
         result = await walk.result(timeout=20)
 
     assert loss.happened.is_set()
@@ -109,7 +116,7 @@ async def test_a_commit_that_is_lost_or_whose_answer_is_lost_is_neither_repeated
 
     losses: list[Mishap] = []
     with armed("flusher.before_commit", fault=lose_the_nth):
-        async with road.engine.worker() as worker:
+        async with road.engine.worker({"default": 50}) as worker:
             result = await walk.result(timeout=20)
             await eventually(lambda: worker.tally.committed == 2)
 

@@ -25,7 +25,10 @@ OWN_SNAPSHOT = (
 LOCK = ("pg_advisory_xact_lock(hashtextextended('stepwell queue:' || $1::text, 0))", "$1::text")
 
 
-@pytest.mark.parametrize(("statement", "claim"), [("claim", Race.claim), ("claim_bare", Race.claim_bare)])
+@pytest.mark.parametrize(
+    ("statement", "claim"),
+    [("claim", Race.claim), ("claim_bare", Race.claim_bare), ("claim_at_once", Race.claim_at_once)],
+)
 @pytest.mark.parametrize(("changes", "claimed"), [((), 0), ((OWN_SNAPSHOT,), 1)], ids=["as it is", "own snapshot"])
 async def test_a_claim_whose_snapshot_is_older_than_the_pause_claims_nothing_after_it(
     race: Race, changes: tuple[tuple[str, str], ...], claimed: int, statement: str,

@@ -17,7 +17,7 @@ from tests.conftest import MakeHarness
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import eventually
 
-CLAIM, BEAT = statement("instances/claim_bare"), statement("workers/beat")
+AT_ONCE, BARE, BEAT = map(statement, ("instances/claim_at_once", "instances/claim_bare", "workers/beat"))
 BEAT_EVERY = timedelta(seconds=0.2)
 
 
@@ -63,20 +63,23 @@ class Scene:
 @pytest.fixture
 async def scene(make_harness: MakeHarness) -> AsyncIterator[Scene]:
     harness, gates = await make_harness([Gated]), Gates()
-    settings = {"heartbeat": BEAT_EVERY, "poll": BEAT_EVERY, "max_poll": BEAT_EVERY, "run_ahead": 0}
+    settings = {"heartbeat": BEAT_EVERY, "poll": BEAT_EVERY, "max_poll": BEAT_EVERY, "run_ahead": 0, "prefetch": 4}
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxy_to(harness.url))
         engine = Engine(proxy.url, machines=[Gated], resources=gates, **settings)
         yield Scene(harness, proxy, await stack.enter_async_context(engine), gates)
 
 
-async def test_a_claim_whose_answer_outlasts_a_beat_is_given_back_and_not_also_run(scene: Scene) -> None:
+@pytest.mark.parametrize(("claim", "slots"), [(AT_ONCE, 50), (BARE, 1)], ids=["of an idle worker", "of any"])
+async def test_a_claim_whose_answer_outlasts_a_beat_is_given_back_and_not_also_run(
+    scene: Scene, claim: str, slots: int
+) -> None:
     gated = await scene.engine.start(Gated)
-    late = scene.proxy.hold("answer", CLAIM)
+    late = scene.proxy.hold("answer", claim)
     for gate in scene.gates.may_end.values():
         gate.set()
 
-    async with scene.engine.worker() as worker:
+    async with scene.engine.worker({"default": slots}) as worker:
         await late.happened.wait()
         await eventually(lambda: scene.is_at("runnable", "one"))
         late.release()
@@ -89,12 +92,12 @@ async def test_a_claim_whose_answer_outlasts_a_beat_is_given_back_and_not_also_r
 
 async def test_a_claim_made_while_a_beat_was_under_way_is_not_taken_for_an_old_one(scene: Scene) -> None:
     gated = await scene.engine.start(Gated)
-    async with scene.engine.worker() as worker:
+    async with scene.engine.worker({"default": 50}) as worker:
         await eventually(lambda: scene.gates.runs)
         await eventually(lambda: is_older_than_a_beat(scene))
         beat = scene.proxy.hold("answer", BEAT)
         await beat.happened.wait()
-        claim = scene.proxy.hold("answer", CLAIM)
+        claim = scene.proxy.hold("answer", AT_ONCE)
         scene.gates.may_end["one"].set()
         await claim.happened.wait()
 
@@ -112,7 +115,7 @@ async def test_a_claim_made_while_a_beat_was_under_way_is_not_taken_for_an_old_o
 
 async def test_a_step_begun_while_a_beat_was_under_way_is_not_told_that_its_claim_is_lost(scene: Scene) -> None:
     gated = await scene.engine.start(Gated)
-    async with scene.engine.worker():
+    async with scene.engine.worker({"default": 50}):
         await eventually(lambda: scene.gates.runs)
         asked = scene.proxy.hold("request", BEAT)
         await asked.happened.wait()

@@ -199,6 +199,7 @@ _INBOX, _SIGNAL = frozenset({"signals_inbox"}), frozenset({"signals_pkey"})
 CASES = [
     *(Case("instances/claim", claim, n, _on("claim", "concurrency_key"), 18, 40) for n in (1, 50, 500)),
     *(Case("instances/claim_bare", claim, n, _on("claim"), 17, 40) for n in (1, 50, 500)),
+    *(Case("instances/claim_at_once", claim, n, _on("claim"), 22, 45, inbox=_INBOX) for n in (1, 32)),
     *(Case("shares/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
     Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
+from itertools import product
 from typing import Any
 
 import asyncpg
@@ -13,6 +15,7 @@ from stepwell._store.statements import statement
 from tests.store.gate import gate_before
 
 LABELS = ["order@1"]
+SHORT = pytest.mark.parametrize("claim", ["instances/claim_bare", "instances/claim_at_once"])
 
 
 @pytest.fixture
@@ -233,16 +236,22 @@ async def test_a_row_that_a_foreign_transaction_holds_leaves_the_batch(
     assert (await row(connection, second))["status"] == "executing"
 
 
+async def claim_while(url: str, gated: int, claim: str, meanwhile: Awaitable[object]) -> list[asyncpg.Record]:
+    """What a claim of both finds if something happens between its snapshot and its lock."""
+    async with gate_before(url, gated) as gate:
+        claiming = await gate.send(claim, 1, "default", 10, LABELS, [])
+        await meanwhile
+        await gate.open()
+        return await claiming
+
+
 async def test_a_row_changed_meanwhile_is_missed_by_the_claim_and_left_as_it_is(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
+    change = connection.execute("update stepwell.instances set watched = true where id = $1", second)
 
-    async with gate_before(url, first) as gate:
-        claiming = await gate.send("instances/claim", 1, "default", 10, LABELS, [])
-        await connection.execute("update stepwell.instances set watched = true where id = $1", second)
-        await gate.open()
-        claimed = await claiming
+    claimed = await claim_while(url, first, "instances/claim", change)
 
     assert [(r["verdict"], r["id"]) for r in claimed] == [("claimed", first), ("missed", None)]
     assert tuple(await row(connection, second))[:2] == ("runnable", None)
@@ -253,54 +262,49 @@ async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window(
 ) -> None:
     first, second = two
 
-    async with gate_before(url, first) as gate:
-        claiming = await gate.send("instances/claim", 1, "default", 10, LABELS, [])
-        await claim_for(connection, 7, second)
-        await gate.open()
-        claimed = await claiming
+    claimed = await claim_while(url, first, "instances/claim", claim_for(connection, 7, second))
 
     assert [(r["verdict"], r["id"]) for r in claimed] == [("claimed", first)]
 
 
+@SHORT
 async def test_a_row_changed_meanwhile_is_missed_by_the_short_claim_which_says_so(
-    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+    url: str, connection: asyncpg.Connection, two: tuple[int, int], claim: str
 ) -> None:
     first, second = two
+    change = connection.execute("update stepwell.instances set watched = true where id = $1", second)
 
-    async with gate_before(url, first) as gate:
-        claiming = await gate.send("instances/claim_bare", 1, "default", 10, LABELS, [])
-        await connection.execute("update stepwell.instances set watched = true where id = $1", second)
-        await gate.open()
-        claimed = await claiming
+    claimed = await claim_while(url, first, claim, change)
 
     assert [(r["id"], r["looked_at"]) for r in claimed] == [(first, 2)]
     assert tuple(await row(connection, second))[:2] == ("runnable", None)
 
 
+@SHORT
 async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window_of_the_short_claim(
-    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+    url: str, connection: asyncpg.Connection, two: tuple[int, int], claim: str
 ) -> None:
     first, second = two
 
-    async with gate_before(url, first) as gate:
-        claiming = await gate.send("instances/claim_bare", 1, "default", 10, LABELS, [])
-        await claim_for(connection, 7, second)
-        await gate.open()
-        claimed = await claiming
+    claimed = await claim_while(url, first, claim, claim_for(connection, 7, second))
 
     assert [(r["id"], r["looked_at"]) for r in claimed] == [(first, 1)]
 
 
+NEEDS = ("concurrency_key = 'k'", "concurrency_limit = 'few'", "rate_limit = 'slow'", "version = 9")
+
+
 @pytest.mark.parametrize(
-    "needs", ["concurrency_key = 'k'", "concurrency_limit = 'few'", "rate_limit = 'slow'", "version = 9"]
+    ("claim", "needs"),
+    [*product(["instances/claim_bare", "instances/claim_at_once"], NEEDS), ("instances/claim_at_once", "crashes = 1")],
 )
 async def test_if_one_needs_more_than_a_worker_the_short_claim_leaves_all_of_them(
-    connection: asyncpg.Connection, two: tuple[int, int], needs: str
+    connection: asyncpg.Connection, two: tuple[int, int], claim: str, needs: str
 ) -> None:
     first, second = two
     await connection.execute(f"update stepwell.instances set {needs} where id = $1", first)
 
-    claimed = await connection.fetch(statement("instances/claim_bare"), 1, "default", 10, LABELS, [])
+    claimed = await connection.fetch(statement(claim), 1, "default", 10, LABELS, [])
 
     assert claimed == []
     assert [tuple(await row(connection, id_))[:2] for id_ in (first, second)] == [("runnable", None)] * 2

@@ -281,6 +281,12 @@ def test_a_fair_claim_judges_and_takes_rows_as_the_plain_one_does(cte: str) -> N
     assert _part("shares/claim", cte).replace(", j.nth, j.turn", "") == _part("instances/claim", cte)
 
 
+def test_a_claim_that_begins_looks_at_rows_as_the_short_one_does_but_leaves_suspects() -> None:
+    begins = _part("instances/claim_at_once", "candidates")
+
+    assert begins.replace(" and i.crashes = 0", "", 1) == _part("instances/claim_bare", "candidates")
+
+
 SHAPES = {  # and how many times as dear as a plain claim it may be
     "one tenant": (1.3, [("a", 20_000)]),
     "one large, one small": (1.3, [("a", 10_000), ("b", 1)]),

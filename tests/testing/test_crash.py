@@ -39,7 +39,7 @@ async def h(make_harness: MakeHarness) -> Harness:
     ("point", "starts", "begun"),
     [
         ("claimer.before_claim", ["start 0"], 0),
-        ("claimer.claimed", ["start 0"], 0),
+        ("claimer.claimed", ["start 1"], 1),
         ("executor.begun", ["start 1"], 1),
         ("executor.returned", ["start 0", "start 1"], 1),
         ("flusher.before_commit", ["start 0", "start 1"], 1),

@@ -36,6 +36,37 @@ def test_the_demand_is_the_free_slots_and_the_prefetch(
     assert lane_with(slots, running, buffered).demand(prefetch, min_demand) == demand
 
 
+@pytest.mark.parametrize(
+    ("running", "is_swift", "prefetch", "demand"),
+    [
+        (100, False, 0, 0),  # all slots are taken, for as long as nobody knows
+        (100, True, 0, 100),  # they will be free
+        (60, False, 0, 0),  # few are free: soon more are, and can be asked for together
+        (50, False, 0, 50),
+        (50, True, 0, 100),
+        (100, True, 20, 120),
+    ],
+)
+def test_while_claims_begin_the_demand_is_what_will_be_free(
+    *, running: int, is_swift: bool, prefetch: int, demand: int
+) -> None:
+    lane = Lane("default", 100)
+    lane.running, lane.is_beginning, lane.is_swift = running, True, is_swift
+
+    assert lane.demand(prefetch, 1) == demand
+
+
+def test_no_more_than_one_batch_is_claimed_ahead_and_none_of_what_takes_turns_or_needs_limits() -> None:
+    full, fair, limited = (Lane("default", 1) for _ in range(3))
+    for lane in (full, fair, limited):
+        lane.running, lane.is_beginning, lane.is_swift = 1, True, True
+    full.buffer.append(make_claim(id=1))
+    fair.turns = Turns()
+    limited.is_bare = False
+
+    assert [lane.demand(0, 1) for lane in (full, fair, limited)] == [0, 0, 0]
+
+
 def test_what_waits_in_the_buffer_takes_a_slot_too() -> None:
     assert lane_with(5, 2, 2).free == 1
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
 from stepwell import _probes
-from stepwell._core.faults import Conflict
+from stepwell._core.faults import Conflict, Refusal
+from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
-from stepwell._runtime.executor import Executor
-from stepwell._runtime.flusher import Flusher
+from stepwell._runtime.flusher import AT_ONCE, Flusher
+from stepwell._runtime.intake import Intake
 from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
@@ -15,6 +19,7 @@ from stepwell._service import Service
 from stepwell._store import instances, keys, shares, shortcuts, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Claimed, Contender
+from stepwell._store.workers import Begun
 
 MOST_UNCOMMITTED = 2_000  # outcomes that may wait for their commit before claiming pauses
 LARGEST_CLAIM = 1_000
@@ -33,11 +38,12 @@ class Claimer(Service):
         notifier: Notifier,
         lease: Lease,
         lanes: Lanes,
-        executor: Executor,
+        intake: Intake,
         flusher: Flusher,
         limiter: Limiter,
         prefetch: int,
         min_demand: int,
+        give_back: Callable[[Lane, int], Awaitable[None]],
     ) -> None:
         super().__init__("claimer")
         self._database = database
@@ -45,11 +51,12 @@ class Claimer(Service):
         self._notifier = notifier
         self._lease = lease
         self._lanes = lanes
-        self._executor = executor
+        self._intake = intake
         self._flusher = flusher
         self._limiter = limiter
         self._prefetch = prefetch
         self._min_demand = min_demand
+        self._give_back = give_back
         self._labels = registry.labels()
         self._adopted: set[str] = set()  # versions nobody registers, that we bring forward
         self._others: set[str] = set()  # versions that other live workers run
@@ -60,22 +67,27 @@ class Claimer(Service):
         self._others.clear()
 
     async def tick(self) -> float | None:
+        self._intake.raise_fault()
         contended = False
         for lane in self._lanes:
+            if not (lane.is_beginning or lane.is_swift) and len(lane.buffer) > self._prefetch:
+                await self._give_back(lane, self._prefetch)  # claimed ahead of steps that take longer than those before
             if lane.ready and not lane.is_paused and self._lease.is_held and not self._stopping:
                 contended |= await self._fill(lane)
         return CONTENDED_PAUSE if contended else None
 
     async def _fill(self, lane: Lane) -> bool:
         """Claim into one lane; True if rows were there that may be claimable in a moment."""
-        demand = min(
-            lane.demand(self._prefetch, self._min_demand), LARGEST_CLAIM, MOST_UNCOMMITTED - self._flusher.waiting
-        )
+        room = lane.demand(self._prefetch, self._min_demand)
+        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - self._flusher.waiting)
         if demand <= 0:
-            return False
+            return room > 0  # so it is for the flusher to go on first
+        begins = self._may_begin(lane, demand)
+        if begins:
+            demand = min(demand, AT_ONCE)
         lane.ready = False  # before the claim: what arrives while it runs sets it again
         try:
-            answer = await self._claim(lane, demand)
+            answer = await self._claim(lane, demand, begins=begins)
         except BaseException:
             lane.ready = True
             raise
@@ -84,6 +96,8 @@ class Claimer(Service):
             return True
         if _probes.hooks:
             await _probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
+            if answer.begun is not None:
+                await _probes.reach("executor.begun", ids=list(answer.begun.states))
         is_full = answer.window >= demand
         lane.left_behind = answer.claims[-1].priority if is_full and answer.claims else None
         is_locked_out = lane.turns is not None and answer.missed and not answer.window  # others hold all it looked at
@@ -91,9 +105,20 @@ class Claimer(Service):
             lane.ready = True
             if not is_locked_out:
                 self.wake()
-        await self._executor.take(answer.claims)
+        self._take(lane, answer.claims, answer.begun)
+        await self._intake.see_begun()
         contended = bool(answer.limited) and await self._admit(lane, [row.id for row in answer.limited])
         return await self._set_aside(lane, answer) or contended or is_locked_out
+
+    def _may_begin(self, lane: Lane, demand: int) -> bool:
+        """Whether what is claimed now may begin with its claim: each has a slot, and no more is to be asked."""
+        is_plain = lane.is_bare and lane.turns is None
+        return is_plain and min(demand, AT_ONCE) <= lane.free and self._intake.is_still(lane)
+
+    def _take(self, lane: Lane, claims: list[Claim], begun: Begun | None = None) -> None:
+        """Hand claims on, if the lease is still there under which they were made; if not, the reaper returns them."""
+        if claims and claims[0].worker_id == self._lease.current:
+            self._intake.take(lane, claims, begun)
 
     async def _admit(self, lane: Lane, ids: list[int]) -> bool:
         """Ask the limits about rows that need some; True if some may be claimable in a moment."""
@@ -103,10 +128,10 @@ class Claimer(Service):
             lane.ready = True
             raise
         lane.ready |= contended
-        await self._executor.take(claims)
+        self._take(lane, claims)
         return contended
 
-    async def _claim(self, lane: Lane, demand: int) -> Claimed | None:
+    async def _claim(self, lane: Lane, demand: int, *, begins: bool) -> Claimed | None:
         if _probes.hooks:
             await _probes.reach("claimer.before_claim", queue=lane.queue)
         labels = [*self._labels, *self._adopted]
@@ -115,15 +140,22 @@ class Claimer(Service):
             try:
                 if lane.turns is not None:
                     return await self._claim_in_turn(worker_id, lane, lane.turns, demand, labels)
-                return await self._claim_in_order(worker_id, lane, demand, labels)
+                return await self._claim_in_order(worker_id, lane, demand, labels, begins=begins)
             except Conflict:  # another worker claimed the same concurrency key in the same moment
                 continue
         return None
 
-    async def _claim_in_order(self, worker_id: int, lane: Lane, demand: int, labels: list[str]) -> Claimed:
+    async def _claim_in_order(
+        self, worker_id: int, lane: Lane, demand: int, labels: list[str], *, begins: bool
+    ) -> Claimed:
         """Claim from an ordinary queue: the short way, while that finds something."""
         others = sorted(self._others)
-        if lane.is_bare:
+        if begins:
+            with suppress(Refusal):  # whatever can not be said in one answer is read part by part
+                claimed = await self._intake.claim_at_once(worker_id, lane, demand, labels, others)
+                if claimed.claims:
+                    return claimed
+        elif lane.is_bare:
             claims, is_all = await shortcuts.claim_bare(
                 self._database, worker_id, lane.queue, demand, labels, others
             )

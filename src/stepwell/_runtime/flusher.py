@@ -55,7 +55,7 @@ class Answer(Protocol):
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-class _Entry(msgspec.Struct, eq=False):
+class _Entry(msgspec.Struct, eq=False, gc=False):
     """One commit on its way, and who waits for it."""
 
     commit: Commit
@@ -114,7 +114,7 @@ class Flusher(Service):
         self._put(_Entry(commit, answer, doubted))
         return answer
 
-    def submit_last(self, commit: Commit, answer: Answer) -> None:
+    def take_over(self, commit: Commit, answer: Answer) -> None:
         """Commit an outcome that nobody's task waits for."""
         self._put(_Entry(commit, answer, None))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from stepwell._core.records import Claim
 
@@ -13,37 +13,54 @@ class Hand:
     """One claim, the task that runs it, and how far it is."""
 
     __slots__ = (
-        "abandoned", "claim", "farewell", "goes_on", "has_slot", "is_parting", "revoked", "submitted", "task",
+        "abandoned", "claim", "farewell", "free_slot", "goes_on", "is_pending", "revoked", "steps_ahead", "submitted",
+        "task", "was_cancelled",
     )  # fmt: skip
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.task: asyncio.Task[None] | None = None
-        self.has_slot = False  # of its queue, from its beginning until its step has returned
+        self.task: asyncio.Task[None] | None = None  # that runs its step; it may go on to those of others
+        self.free_slot: Callable[[Claim], None] | None = None  # of its queue, while it has one
+        self.steps_ahead = 0  # steps that ran on this claim after the first one
         self.submitted = False  # its outcome is with the flusher
         self.goes_on = False  # and with it the row stays ours, under the next fence
         self.revoked = False  # an operator took the row away while its outcome was under way
-        self.is_parting = False  # its task is over, and only the answer to its last commit is to come
-        self.farewell: asyncio.Future[None] | None = None  # who drains waits for that answer
+        self.is_pending = False  # no task runs it: its turn, or the answer to its commit, is to come
+        self.farewell: asyncio.Future[None] | None = None  # who drains waits for that
+        self.was_cancelled = False  # its step has cancelled its own task, or somebody did
         self.abandoned = False  # the claim is lost or left; whatever its step does now is dropped
+
+    def begin(self, task: asyncio.Task[None]) -> None:
+        """It is its step's turn, in this task."""
+        claim = self.claim
+        task.set_name(f"{claim.machine} #{claim.id}")
+        self.task = task
+        self.part()
 
     def go_on(self, claim: Claim) -> None:
         """Hold the same row under its next claim."""
         self.claim = claim
+        self.steps_ahead += 1
         self.submitted = self.goes_on = False
+
+    def leave_slot(self) -> None:
+        """Its step has returned, or never will: let another have its slot."""
+        free, self.free_slot = self.free_slot, None
+        if free is not None:
+            free(self.claim)
 
     @property
     def under_way(self) -> asyncio.Future[None] | None:
-        """What to wait for until it is over: its task, or the answer to its last commit; None if it is."""
+        """What to wait for until it is further: its task, or what is to come to it; None if it is over."""
         if self.task is not None and not self.task.done():
             return self.task
-        if self.is_parting and self.farewell is None:
+        if self.is_pending and self.farewell is None:
             self.farewell = asyncio.get_running_loop().create_future()
         return self.farewell
 
     def part(self) -> None:
-        """Its last commit is answered, or nobody cares for it any more: tell who waits for that."""
-        self.is_parting = False
+        """What it waited for has come, or nobody cares for it any more: tell who waits for that."""
+        self.is_pending = False
         if self.farewell is not None:
             self.farewell.set_result(None)
             self.farewell = None
@@ -58,6 +75,8 @@ class Hand:
         self.part()
         if self.task is not None:
             self.task.cancel(why)
+        else:
+            self.leave_slot()
 
 
 class Hands:

@@ -35,7 +35,10 @@ class Turns:
 class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
-    __slots__ = ("buffer", "is_bare", "is_paused", "left_behind", "queue", "ready", "running", "slots", "turns")
+    __slots__ = (
+        "buffer", "is_bare", "is_beginning", "is_closed", "is_paused", "is_swift", "left_behind", "queue", "ready",
+        "running", "slots", "turns",
+    )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -45,13 +48,22 @@ class Lane:
         self.ready = True
         self.turns: Turns | None = None  # None: it is no fair queue
         self.is_paused = False  # as far as we know; the claim itself knows better
+        self.is_closed = False  # the worker ends: nothing begins, and nothing runs ahead
         self.is_bare = True  # what waits needs nothing but a worker, as far as we know
+        self.is_beginning = False  # claims are on their way to their steps
+        self.is_swift = False  # its last steps were over as soon as they began
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 
     def lets_run_ahead(self, priority: int) -> bool:
-        """Whether an instance may go on without a claim: not past a pause, nor past what the last claim may have left
-        and goes before this priority (lower first)."""
-        return not (self.is_paused or (self.left_behind is not None and self.left_behind < priority))
+        """Whether an instance may go on without a claim: not past a pause or the end, nor past what the last claim may
+        have left and goes before this priority (lower first)."""
+        is_passed = self.left_behind is not None and self.left_behind < priority
+        return not (is_passed or self.is_paused or self.is_closed)
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether something more may begin."""
+        return self.running < self.slots and not self.is_closed
 
     @property
     def free(self) -> int:
@@ -61,8 +73,20 @@ class Lane:
     def demand(self, prefetch: int, min_demand: int) -> int:
         """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for."""
         room = self.free + prefetch
+        if self.is_beginning:
+            return self._demand_ahead(room, self.slots + prefetch)
         least = min(min_demand, self.slots + prefetch)
         return room if room >= least or not self.running else 0
+
+    def _demand_ahead(self, room: int, most: int) -> int:
+        """How many to claim while others begin: what there will be room for, or nothing while that is little.
+
+        Where steps are over as soon as they begin, all slots will be free then. Who waited for that would claim while
+        nothing runs, and run while nothing is claimed.
+        """
+        if self.is_swift and self.is_bare and self.turns is None:
+            room += self.slots
+        return min(room, most) if room * 2 >= self.slots else 0
 
 
 class Lanes:
@@ -84,6 +108,11 @@ class Lanes:
     @property
     def slots(self) -> int:
         return sum(lane.slots for lane in self)
+
+    def close(self) -> None:
+        """From now on nothing begins: what a claim on its way still brings is given back, and nothing runs ahead."""
+        for lane in self:
+            lane.is_closed = True
 
     def mark_ready(self, queue: str) -> bool:
         """Note that a claim may find something in this queue; False if it is not one of ours."""

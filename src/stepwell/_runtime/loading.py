@@ -20,10 +20,12 @@ class Loaded:
 
     __slots__ = ("families", "inboxes", "units", "unreadable")
 
-    def __init__(self) -> None:
-        self.inboxes: dict[int, tuple[Signal, ...]] = {}
+    def __init__(
+        self, inboxes: dict[int, tuple[Signal, ...]] | None = None, units: dict[int, StoredUnit] | None = None
+    ) -> None:
+        self.inboxes = inboxes or {}
         self.families: dict[int, tuple[Child, ...]] = {}
-        self.units: dict[int, StoredUnit] = {}
+        self.units = units or {}
         self.unreadable: dict[int, InvalidPayload] = {}
 
     def beside(self, id_: int, state: str, *, unchecked: bool) -> Read:

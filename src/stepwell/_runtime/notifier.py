@@ -61,11 +61,13 @@ class Notifier:
         self._takers.append(take)
         return lambda: self._takers.remove(take)
 
-    def announce_work(self, queue: str, count: int = 1) -> None:
-        """Some rows of a queue may be claimed. Others are told unless a worker of this process takes them all."""
+    def announce_work(self, queue: str, count: int = 1) -> bool:
+        """Some rows of a queue may be claimed. Others are told unless a worker of this process takes them all: True."""
         took = [take(queue, count) for take in self._takers]
-        if not any(took):
-            self._sender.send(notices.WORK, queue)
+        if any(took):
+            return True
+        self._sender.send(notices.WORK, queue)
+        return False
 
     def announce_elsewhere(self, queue: str) -> None:
         """Rows of a queue may be claimed by workers of other processes."""

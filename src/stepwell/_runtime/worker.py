@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from stepwell._runtime.filler import Filler
 from stepwell._runtime.flusher import Flusher, is_ours
 from stepwell._runtime.hands import Hands
 from stepwell._runtime.heartbeat import Heartbeat
+from stepwell._runtime.intake import Intake
 from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
@@ -35,6 +37,7 @@ from stepwell._runtime.tally import Tally
 from stepwell._runtime.threads import Around
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
+from stepwell._service import STOP_GRACE
 from stepwell._store import instances, limits, machines, notices, queues, transactions, units
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
@@ -90,14 +93,16 @@ class Worker:
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
         caller = Caller(self._lanes.slots, around_sync_steps)
         self._executor = Executor(
-            database=self._database, flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally,
-            transactor=self._transactor,
+            flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally, transactor=self._transactor,
             surroundings=Surroundings(
                 self._registry, settings.max_payload, resources, partial(units.outputs, self._database),
                 caller.keep_thread,
             ), run_ahead=settings.run_ahead,
             caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
-            on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
+        )  # fmt: skip
+        self._intake = Intake(
+            database=self._database, hands=self._hands, lanes=self._lanes, tally=self.tally,
+            launch=self._executor.launch, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         limiter = Limiter(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
@@ -105,8 +110,8 @@ class Worker:
         )  # fmt: skip
         self._claimer = Claimer(
             database=self._database, registry=self._registry, notifier=self._notifier, lease=self._lease,
-            lanes=self._lanes, executor=self._executor, flusher=self._flusher, limiter=limiter,
-            prefetch=settings.prefetch, min_demand=settings.min_demand,
+            lanes=self._lanes, intake=self._intake, flusher=self._flusher, limiter=limiter,
+            prefetch=settings.prefetch, min_demand=settings.min_demand, give_back=self._give_back,
         )  # fmt: skip
         self._reaper = Reaper(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
@@ -174,7 +179,7 @@ class Worker:
     async def stop(self) -> None:
         """Stop claiming, release what has not begun, finish what runs in time, leave the rest to the reaper."""
         self._is_stopping = True
-        self._executor.begin_no_more()
+        self._lanes.close()
         await self._claimer.stop()
         await self._subscriptions.aclose()
         if self._doubts is not None:
@@ -183,9 +188,11 @@ class Worker:
         await self._sharer.stop()
         await self._reaper.stop()
         await self._pruner.stop()
-        await self._asking.stop(self._settings.drain_timeout.total_seconds())
-        await self._release(self._executor.unbegun())
-        left = await self._executor.drain(self._settings.drain_timeout.total_seconds())
+        patience = self._settings.drain_timeout.total_seconds()
+        await self._asking.stop(patience)
+        await self._intake.all_begun(max(patience, STOP_GRACE))
+        await self._release(self._intake.unbegun())
+        left = await self._executor.drain(patience)
         if left:
             log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
         if self._transactor is not None:
@@ -277,8 +284,8 @@ class Worker:
     def _wake_claimer(self) -> None:
         self._claimer.wake()
 
-    async def _give_back(self, lane: Lane) -> None:
-        await self._release(self._executor.unbuffered(lane))
+    async def _give_back(self, lane: Lane, keep: int = 0) -> None:
+        await self._release(self._intake.unbuffered(lane, keep))
 
     async def _release(self, claims: list[Any]) -> None:
         if not claims:
@@ -290,8 +297,10 @@ class Worker:
         except StoreFault as error:
             log.warning("worker: %d claims could not be released (%s); the reaper returns them", len(claims), error)
             return
-        for queue in set(queues):
-            self._notifier.announce_work(queue)
+        finally:
+            self._intake.released(claims)
+        for queue, number in Counter(queues).items():
+            self._notifier.announce_work(queue, number)
 
     def _lose_lease(self, worker_id: int) -> None:
         """The lease is gone: stop its steps, and start anew under a new id."""
@@ -300,7 +309,7 @@ class Worker:
         self._lease.drop()
         self.tally.leases_lost += 1
         stopped = self._hands.abandon(self._hands.ids(), "the lease of this worker is lost")
-        self._executor.unbegun()
+        self._intake.released(self._intake.unbegun())  # they go with the lease
         log.error("worker %d: the lease is lost; %d steps were stopped, starting anew", worker_id, stopped)
         if not self._is_stopping:
             renewal = asyncio.create_task(self._renew(), name="stepwell renewal")

@@ -20,6 +20,7 @@ from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
 from stepwell._store.wire import encode_commits
+from stepwell._store.workers import Begun
 from stepwell.errors import InvalidPayload
 
 
@@ -43,13 +44,14 @@ class Contender(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The answer to a claim: what is ours, what waits behind a busy key, what we do not know, what to try again, and
-    what needs limits."""
+    what needs limits; if what is ours has begun with its claim, also what it begins with."""
 
     claims: list[Claim]
     busy: list[Contender]
     foreign: list[Contender]
     missed: bool
     limited: list[Contender]
+    begun: Begun | None = None
 
     @property
     def window(self) -> int:

@@ -1,4 +1,4 @@
-"""The short way of what is common: calls of `claim_bare.sql` and `commit_bare.sql`."""
+"""The short way of what is common: calls of `claim_bare.sql`, `claim_at_once.sql` and `commit_bare.sql`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import msgspec
 from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store.database import Queryable
-from stepwell._store.instances import Committed
+from stepwell._store.database import Queryable, Row
+from stepwell._store.instances import Claimed, Committed
+from stepwell._store.signals import read_inbox
+from stepwell._store.units import StoredUnit
 from stepwell._store.wire import encode_bare
+from stepwell._store.workers import Begun
+from stepwell.errors import InvalidPayload
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server counts from here
+_UNIT = msgspec.json.Decoder(StoredUnit)
 
 
 async def claim_bare(
@@ -22,18 +27,52 @@ async def claim_bare(
 ) -> tuple[list[Claim], bool]:
     """Claim what needs nothing but a worker, if all of the window does; False if some of it was missed."""
     rows = await db.fetch("instances/claim_bare", worker_id, queue, limit, labels, passed_over)
+    claims = _claims(rows, worker_id, queue)
+    return claims, bool(rows) and rows[0]["looked_at"] == len(claims)
+
+
+async def claim_at_once(
+    db: Queryable, worker_id: int, queue: str, limit: int, labels: Sequence[str], passed_over: Sequence[str]
+) -> Claimed:
+    """Claim what needs nothing but a worker and begins at once, and note that it has begun; nothing if not all of the
+    window is such. Without `begun`, its beginning is still to be noted, or all that it begins with to be read."""
+    rows = await db.fetch("instances/claim_at_once", worker_id, queue, limit, labels, passed_over)
+    claims = _claims(rows, worker_id, queue)
+    is_missed = bool(rows) and rows[0]["looked_at"] > len(claims)
+    return Claimed(claims, [], [], is_missed, [], begun=_begun(rows, claims))
+
+
+def _claims(rows: Sequence[Row], worker_id: int, queue: str) -> list[Claim]:
     if not rows:
-        return [], False
+        return []
     claimed_at = _EPOCH + timedelta(microseconds=int.from_bytes(rows[0]["claimed_at"], "big"))
-    claims = [
+    return [
         Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, key, None, queue, claimed_at,
               has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None, unit_id)
         for (
             _, _, id_, fence, machine, version, step, attempt, crashes, tenant, key, has_inbox, awaits, parent_id,
-            round_, priority, unit_id,
+            round_, priority, unit_id, *_,
         ) in rows
     ]  # fmt: skip
-    return claims, rows[0]["looked_at"] == len(claims)
+
+
+def _begun(rows: Sequence[Row], claims: Sequence[Claim]) -> Begun | None:
+    """What claims begin with that have begun; None if the lease is gone, or something is missing or can not be read."""
+    if not rows or not rows[0]["is_held"]:
+        return None
+    begun = Begun({row["id"]: row["state"] for row in rows}, frozenset(row["id"] for row in rows if row["unchecked"]))
+    try:
+        for row, claim in zip(rows, claims, strict=True):
+            inbox, unit = row["inbox"], row["unit"]
+            if claim.round or (claim.has_inbox and inbox is None) or (claim.unit_id is not None and unit is None):
+                return None
+            if inbox is not None:
+                begun.inboxes[claim.id] = read_inbox(inbox)
+            if unit is not None:
+                begun.units[claim.id] = _UNIT.decode(unit)
+    except (InvalidPayload, msgspec.DecodeError):
+        return None
+    return begun
 
 
 class Landed(msgspec.Struct, frozen=True):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import msgspec
 
 from stepwell._core.codec import decode_value
 from stepwell._core.records import Signal
 from stepwell._store.database import Queryable
+
+_INBOX = msgspec.json.Decoder(list[tuple[int, str, str | None, str | None, datetime]])
 
 
 class NewSignal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -49,10 +52,18 @@ async def deliver(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]
 async def load(db: Queryable, ids: Sequence[int]) -> dict[int, tuple[Signal, ...]]:
     """Inboxes by instance, in arrival order."""
     inboxes: dict[int, list[Signal]] = {}
-    for instance_id, id_, name, payload, dedup_key, sent_at in await db.fetch("signals/load", ids):
-        value = None if payload is None else decode_value(payload)
-        inboxes.setdefault(instance_id, []).append(Signal(id_, name, value, dedup_key, sent_at))
+    for instance_id, *stored in await db.fetch("signals/load", ids):
+        inboxes.setdefault(instance_id, []).append(_read(*stored))
     return {instance_id: tuple(inbox) for instance_id, inbox in inboxes.items()}
+
+
+def read_inbox(text: str) -> tuple[Signal, ...]:
+    """An inbox that was read with its claim."""
+    return tuple(_read(*stored) for stored in _INBOX.decode(text))
+
+
+def _read(id_: int, name: str, payload: str | None, dedup_key: str | None, sent_at: datetime) -> Signal:
+    return Signal(id_, name, None if payload is None else decode_value(payload), dedup_key, sent_at)
 
 
 async def recheck(db: Queryable, parked: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, str]]:

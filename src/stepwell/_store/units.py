@@ -40,7 +40,7 @@ class Settled(msgspec.Struct, frozen=True):
     next_deadline: float | None = None
 
 
-class StoredReply(msgspec.Struct, frozen=True):
+class StoredReply(msgspec.Struct, frozen=True, array_like=True):
     """One question of a loaded unit."""
 
     id: str
@@ -52,7 +52,7 @@ class StoredReply(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class StoredUnit(msgspec.Struct, frozen=True):
+class StoredUnit(msgspec.Struct, frozen=True, array_like=True):
     """A unit as the step is handed it that goes on by it."""
 
     id: int

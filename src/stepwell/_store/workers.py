@@ -12,7 +12,9 @@ import msgspec
 
 from stepwell._core.codec import decode_value, encode_value
 from stepwell._core.faults import Refusal
+from stepwell._core.records import Signal
 from stepwell._store.database import Database, Queryable
+from stepwell._store.units import StoredUnit
 from stepwell._store.wire import SEPARATOR, numbers
 
 
@@ -79,10 +81,13 @@ async def beat(db: Queryable, worker_id: int, lease: timedelta, running: int, ol
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What claims begin with: their states by instance, and which of them came in by SQL and have met no type yet."""
+    """What claims begin with: their states by instance, and which of them came in by SQL and have met no type yet.
+    Inboxes and units are here if they were read with them."""
 
     states: dict[int, str]
     unchecked: frozenset[int]
+    inboxes: dict[int, tuple[Signal, ...]] = {}
+    units: dict[int, StoredUnit] = {}
 
 
 async def begin(
@@ -90,7 +95,7 @@ async def begin(
 ) -> Begun | None:
     """Note that claims begin; returns what with, or None if the lease is gone."""
     try:
-        [(found, states, unchecked)] = await db.fetch(
+        [(is_held, found, states, unchecked)] = await db.fetch(
             "workers/begin", worker_id, begun_at, numbers(waiting), numbers(ids)
         )
     except Refusal:  # together their states are more than Postgres can say in one text
@@ -102,9 +107,10 @@ async def begin(
         if one is None or other is None:
             return None
         return Begun(one.states | other.states, one.unchecked | other.unchecked)
-    if found is None:
+    if not is_held:
         return None
-    return Begun(dict(zip(found, states.split(SEPARATOR), strict=True)), frozenset(unchecked or ()))
+    read = {} if found is None else dict(zip(found, states.split(SEPARATOR), strict=True))
+    return Begun(read, frozenset(unchecked or ()))
 
 
 async def leave(db: Queryable, worker_ids: Sequence[int], *, by_itself: bool) -> None:

@@ -15,11 +15,14 @@ from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.worker import Worker
 from stepwell._store import instances
+from stepwell._store.instances import Claimed
+from stepwell._store.workers import Begun
 from stepwell.errors import HarnessError
 from stepwell.testing.scripted import Scripted
 from stepwell.transports import Admit
 
-Take = Callable[[Sequence[Claim]], Coroutine[Any, Any, None]]
+Take = Callable[[Lane, Sequence[Claim], Begun | None], None]
+ClaimAtOnce = Callable[..., Coroutine[Any, Any, Claimed]]
 
 
 class OpenLanes(Lanes):
@@ -133,7 +136,8 @@ class SteppedWorker(Worker):
         self._notifier = Unlistening(self._notifier)  # type: ignore[assignment]  # all else is the same
         super()._build(*args, **kwargs)
         self.taken: list[Claim] = []  # claimed, and not yet told to be over
-        self._executor.take = self._take_noting(self._executor.take)  # type: ignore[assignment, method-assign]
+        self._intake.take = self._take_noting(self._intake.take)  # type: ignore[assignment, method-assign]
+        self._intake.claim_at_once = self._claim_noting(self._intake.claim_at_once)  # type: ignore[method-assign]
         self._asking.__class__ = LedAsking
         self._claimer.__class__ = LedClaimer
         self._timers.__class__ = LedTimers
@@ -143,9 +147,19 @@ class SteppedWorker(Worker):
         self._pruner = Still()  # type: ignore[assignment]
 
     def _take_noting(self, take: Take) -> Take:
-        async def noting(claims: Sequence[Claim]) -> None:
-            self.taken += claims
-            await take(claims)
+        def noting(lane: Lane, claims: Sequence[Claim], begun: Begun | None = None) -> None:
+            if begun is None:  # else it was noted with its claim
+                self.taken += claims
+            take(lane, claims, begun)
+
+        return noting
+
+    def _claim_noting(self, claim_at_once: ClaimAtOnce) -> ClaimAtOnce:
+        async def noting(*args: Any) -> Claimed:
+            claimed = await claim_at_once(*args)
+            if claimed.begun is not None:
+                self.taken += claimed.claims
+            return claimed
 
         return noting
 
@@ -177,6 +191,8 @@ class SteppedWorker(Worker):
         lane.slots = lane.running + most
         lane.ready = True
         await self._claimer.tick()
+        await self._intake.all_begun()
+        self._intake.raise_fault()
 
     async def finish(self, patience: float) -> list[Claim]:
         """Wait, not too long, until something that was begun is over; returns that."""
@@ -199,10 +215,11 @@ class SteppedWorker(Worker):
         """End without a word to the database: connections are cut first, so that nothing more can be committed."""
         self._database.cut()
         self._is_stopping = True
+        self._lanes.close()
         self._flusher._stopping = True  # noqa: SLF001 - a death asks nobody
         flusher = self._flusher
         tasks = [
-            *flusher._alone, *self._executor._refills, *self._renewals, flusher._task, flusher._sweeping,  # noqa: SLF001
+            *flusher._alone, *self._intake._beginnings, *self._renewals, flusher._task, flusher._sweeping,  # noqa: SLF001
         ]  # fmt: skip
         for hand in self._hands.all():
             hand.abandon("killed")

@@ -2,9 +2,9 @@
 -- Keeps: the note is there before any of these steps runs, so that the reaper counts crashes of begun steps only.
 --   It need not survive a crash of the server (the claims it speaks of count as begun then): no wait for the disk.
 -- Index: the primary keys. Locks: the worker's row.
--- Returns: one row: ids, their states between separators (\x1e, which JSON escapes), and the ids of those that have met
---   no type yet; all of it null if the worker is buried (a lease that ran out in an outage is not buried yet, and its
---   next beat renews it).
+-- Returns: one row: whether the worker is there (a lease that ran out in an outage is not buried yet, and its next beat
+--   renews it); the ids that are, their states between separators (\x1e, which JSON escapes), and the ids of those that
+--   have met no type yet.
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 ), noted as (
@@ -14,7 +14,8 @@ with unsynced as materialized (
   where w.id = $1
   returning w.id
 )
-select array_agg(d.id) as ids,
+select exists (select from noted) as is_held,
+       array_agg(d.id) as ids,
        string_agg(d.state::text, E'\x1e') as states,
        array_agg(d.id) filter (where d.unchecked) as unchecked
 from noted cross join stepwell.instance_data d

@@ -1,0 +1,75 @@
+"""Steps that begin together: one task runs them one after another, until one has to wait for something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any, TypeAlias
+
+from stepwell._runtime.hands import Hand
+from stepwell._runtime.runs import Read
+
+RunStep: TypeAlias = Callable[[Hand, Read], Coroutine[Any, Any, None]]
+Turn: TypeAlias = deque[tuple[Hand, Read]]
+
+
+class Line:
+    """Most steps of a busy worker end without waiting, and a task for each would cost as much as all that the engine
+    does for it besides. Where one waits, all that stand behind it get a task of their own.
+
+    No step sees anything of another: a task whose context a step has changed, or that somebody cancels, runs no more.
+    """
+
+    def __init__(self, run: RunStep) -> None:
+        self._run = run
+        self._next: Turn = deque()
+        self._clean: Context | None = None  # from before any step has run
+
+    def put(self, hand: Hand, stored: Read) -> None:
+        """Let the hand's step begin with others that are put in the same turn of the loop."""
+        hand.is_pending = True
+        if not self._next:
+            self._clean = self._clean or copy_context()
+            asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
+        self._next.append((hand, stored))
+
+    def _begin(self) -> None:
+        loop, turn = asyncio.get_running_loop(), self._next
+        self._next = deque()
+        has_more = len(turn) > 1
+        loop.create_task(self._go(turn))
+        if has_more:
+            loop.call_soon(self._spread, turn)  # after the task has gone as far as it can
+
+    def _spread(self, turn: Turn) -> None:
+        loop = asyncio.get_running_loop()
+        while turn:
+            loop.create_task(self._go(deque([turn.popleft()])))  # noqa: RUF006 - the loop keeps it, then its hand
+
+    async def _go(self, turn: Turn) -> None:
+        task, clean = own_task(), copy_context()
+        while turn and not task.cancelling() and _is_still(clean):
+            hand, stored = turn.popleft()
+            if hand.abandoned:
+                continue
+            hand.begin(task)
+            await self._run(hand, stored)
+            if hand.was_cancelled:
+                return  # before Python 3.13, the next one that awaits something would be told
+
+
+def _is_still(clean: Context) -> bool:
+    """Whether nobody has changed a context variable here."""
+    try:
+        return copy_context() == clean
+    except Exception:  # noqa: BLE001 - it compares values, and the author's may refuse that
+        return False
+
+
+def own_task() -> asyncio.Task[Any]:
+    """The task that this runs in."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - all of the engine runs in tasks
+    return task

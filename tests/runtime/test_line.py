@@ -1,0 +1,210 @@
+"""Steps that begin together share a task while none of them waits: none notices anything of another by that."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from stepwell import Context, Done, Machine, Next, step
+from stepwell.testing import Harness
+from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
+
+MARK: ContextVar[str] = ContextVar("mark", default="nobody's")
+CROWD = 40  # more than begin in one turn of the loop
+MANY = 200  # enough that the first are over when the last begin
+SLOTS = {"default": CROWD}
+
+
+class Marking(Machine):
+    """Says which mark it finds, and leaves its own."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Next:
+        found = MARK.get()
+        MARK.set(f"of {ctx.id}")
+        return Next(self.end, state={"found": found})
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        return Done([ctx.state["found"], MARK.get()])
+
+
+class Cancelling(Machine):
+    """Every other one cancels the task it runs in, and goes on or raises; those between them wait for something."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        task = asyncio.current_task()
+        assert task is not None
+        if ctx.id % 2 == 0:
+            await asyncio.sleep(0)
+            return Done("waited")
+        task.cancel()
+        if ctx.state["raises"]:
+            raise asyncio.CancelledError
+        return Done("went on")
+
+    async def handle(self, error: BaseException, ctx: Context[Any]) -> Done:
+        return Done(type(error).__name__)
+
+
+class Revoking(Machine):
+    """Cancels itself as an operator would, and goes on as if nothing were."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Next:
+        await ctx.resources[0].cancel(ctx.id)
+        return Next(self.end)
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        return Done()
+
+
+class Gated(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        await ctx.resources.wait()
+        return Done()
+
+
+class Naming(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        task = asyncio.current_task()
+        assert task is not None
+        return Done(task.get_name() == f"Naming #{ctx.id}")
+
+
+class Waiting(Machine):
+    """The first one of all waits for the last one."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        came, last = ctx.resources
+        came.append(ctx.id)
+        if len(came) == CROWD:
+            last.set()
+        if ctx.id == came[0]:
+            await last.wait()
+        return Done()
+
+
+async def test_a_step_sees_no_context_variable_of_another(make_harness: MakeHarness) -> None:
+    h = await make_harness([Marking])
+    crowd = await h.engine.start_many([Marking] * CROWD)
+
+    async with h.engine.worker(SLOTS):
+        results = [await one.result(timeout=30) for one in crowd]
+
+    assert results == [["nobody's", "nobody's"]] * CROWD
+
+
+async def test_no_context_variable_comes_with_a_slot_that_a_step_leaves(make_harness: MakeHarness) -> None:
+    h = await make_harness([Marking], run_ahead=0)
+    crowd = await h.engine.start_many([Marking] * 6)
+
+    async with h.engine.worker({"default": 1}, prefetch=5):
+        results = [await one.result(timeout=30) for one in crowd]
+
+    assert results == [["nobody's", "nobody's"]] * 6
+
+
+@pytest.mark.parametrize(("raises", "said"), [(False, "went on"), (True, "CancelledError")])
+async def test_who_cancels_its_own_task_hits_nobody_else(
+    make_harness: MakeHarness, *, raises: bool, said: str
+) -> None:
+    h = await make_harness([Cancelling])
+    crowd = await h.engine.start_many([Cancelling.child({"raises": raises})] * CROWD)
+
+    async with h.engine.worker(SLOTS):
+        results = {one.id: await one.result(timeout=30) for one in crowd}
+
+    assert results == {one.id: said if one.id % 2 else "waited" for one in crowd}
+
+
+async def test_a_step_that_has_cancelled_its_own_instance_leaves_its_slot(make_harness: MakeHarness) -> None:
+    engines: list[Any] = []
+    h = await make_harness([Revoking, Naming], resources=engines)
+    engines.append(h.engine)
+
+    async with h.engine.worker({"default": 1}):
+        await h.engine.start(Revoking)
+        await eventually(lambda: h.sql("select from stepwell.instances where status = 'cancelled'"))
+
+        assert await (await h.engine.start(Naming)).result(timeout=30)
+
+
+async def test_a_row_that_is_deleted_before_it_begins_leaves_its_slot(make_harness: MakeHarness) -> None:
+    gate = asyncio.Event()
+    h = await make_harness([Gated], resources=gate)
+
+    async with h.engine.worker({"default": 1}, prefetch=1) as worker:
+        one, other = await h.engine.start_many([Gated] * 2)
+        await eventually(lambda: worker.running == 2)
+        await h.sql("delete from stepwell.instances where id = $1", other.id)
+        gate.set()
+        await one.result(timeout=30)
+
+        await (await h.engine.start(Gated)).result(timeout=30)
+        assert worker.tally.leases_lost == 0
+
+
+async def test_a_task_has_the_name_of_the_instance_it_runs(make_harness: MakeHarness) -> None:
+    h = await make_harness([Naming])
+    crowd = await h.engine.start_many([Naming] * CROWD)
+
+    async with h.engine.worker(SLOTS):
+        assert all([await one.result(timeout=30) for one in crowd])
+
+
+async def test_who_waits_keeps_nobody_waiting_that_begins_beside_it(make_harness: MakeHarness) -> None:
+    h = await make_harness([Waiting], resources=([], asyncio.Event()))
+    crowd = await h.engine.start_many([Waiting] * CROWD)
+
+    async with h.engine.worker(SLOTS):
+        for one in crowd:
+            await one.result(timeout=30)
+
+
+class Slowing(Machine):
+    """Is over at once, until it is told to take its time."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        ctx.resources.begun += 1
+        if ctx.resources.begun > ctx.resources.swift:
+            await ctx.resources.gate.wait()
+        return Done()
+
+
+class Pace:
+    """How many are over at once, and what the others wait for."""
+
+    def __init__(self, swift: int) -> None:
+        self.swift = swift
+        self.begun = 0
+        self.gate = asyncio.Event()
+
+
+async def test_what_was_claimed_ahead_of_steps_that_take_their_time_is_given_back(make_harness: MakeHarness) -> None:
+    """With quick steps, the next ones are claimed while the last ones begin; if those take longer, others get them."""
+    pace = Pace(2 * MANY)
+    h = await make_harness([Slowing], resources=pace)
+    await h.engine.start_many([Slowing] * (8 * MANY))
+
+    async with h.engine.worker({"default": MANY}) as worker:
+        await eventually(lambda: pace.begun == pace.swift + MANY)
+        await eventually(lambda: _held(h, MANY))
+        assert worker.tally.claimed > pace.begun
+        pace.gate.set()
+        await eventually(lambda: pace.begun == 8 * MANY)
+
+
+async def _held(h: Harness, number: int) -> bool:
+    [row] = await h.sql("select count(*) as n from stepwell.instances where status = 'executing'")
+    return bool(row["n"] == number)
