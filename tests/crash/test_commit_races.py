@@ -111,21 +111,47 @@ async def test_a_commit_that_comes_while_its_row_is_reaped_is_stale(race: Race) 
     assert await race.row(1, "status", "step", "attempt", "crashes", "fence") == ("runnable", "a", 1, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("guard", "given_back"),
+    [
+        pytest.param(" and i.fence = c.fence", (0, []), id="with the fence"),
+        pytest.param("", (1, ["default"]), id="without it, a running claim is taken away"),
+    ],
+)
+async def test_a_late_release_after_a_reap_leaves_the_same_workers_new_claim(
+    race: Race, guard: str, given_back: tuple[int, list[str]]
+) -> None:
+    """A worker gives back what it has not in its hands, and meanwhile claims the same row once more."""
+    await race.harness.engine.start(Plain, {"by": "start"})
+    releaser, other = await race.session(), await race.session()
+    releaser.change("instances/release", (" and i.fence = c.fence", guard))
+    worker_id = await race.worker(other)
+    [old] = (await race.claim(other, worker_id)).claims
+    await race.end_lease(worker_id)
+    assert await race.reap(other, [old]) == [1]
+    [new] = (await race.claim(other, worker_id)).claims
+
+    answer = await instances.release(releaser, worker_id, [(old.id, old.fence, None)])  # type: ignore[arg-type]
+
+    assert new.fence == old.fence + 1
+    assert answer == given_back
+
+
 @pytest.mark.parametrize(("first", "attempt"), [("release", 0), ("reap", 1)])
 async def test_of_a_release_and_a_reap_at_once_only_the_first_has_an_effect(
     race: Race, first: str, attempt: int
 ) -> None:
     releaser, reaper, claims = await begun_by_a_dead_worker(race)
-    lost = [(claim.id, claim.concurrency_key) for claim in claims]
+    lost = [(claim.id, claim.fence, claim.concurrency_key) for claim in claims]
     leader = releaser if first == "release" else reaper
     await leader.begin()
 
     if first == "release":
-        assert await instances.release(releaser, claims[0].worker_id, lost) == ["default"]  # type: ignore[arg-type]
+        assert await instances.release(releaser, claims[0].worker_id, lost) == (1, ["default"])  # type: ignore[arg-type]
         assert await race.reap(reaper, claims) == []
     else:
         assert await race.reap(reaper, claims) == [1]
-        assert await instances.release(releaser, claims[0].worker_id, lost) == []  # type: ignore[arg-type]
+        assert await instances.release(releaser, claims[0].worker_id, lost) == (0, [])  # type: ignore[arg-type]
     await leader.commit()
 
     assert await race.row(1, "status", "attempt", "crashes") == ("runnable", attempt, attempt)

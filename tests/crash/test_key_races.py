@@ -98,11 +98,10 @@ async def test_a_key_that_is_given_back_or_reaped_while_a_row_is_being_held_lets
     await holding.begin()
     assert list(await keys.hold(holding, [behind], [KEY])) == [behind]  # type: ignore[arg-type]
 
-    lost = [(holder.id, KEY)]
     call = (
-        instances.reap(freeing, [(*row, None) for row in lost], 10)  # type: ignore[arg-type]
+        instances.reap(freeing, [(holder.id, KEY, None)], 10)  # type: ignore[arg-type]
         if how == "reap"
-        else instances.release(freeing, holder.worker_id, lost)  # type: ignore[arg-type]
+        else instances.release(freeing, holder.worker_id, [(holder.id, holder.fence, KEY)])  # type: ignore[arg-type]
     )
     ending = await race.blocked(freeing, call)
     await holding.commit()

@@ -65,7 +65,7 @@ async def end(how: str, session: Session, holder: Claim) -> Any:
         case "commit":
             return await flushes.flush(db, [done(holder)])
         case "release":
-            return await instances.release(db, holder.worker_id, [(holder.id, None)])
+            return await instances.release(db, holder.worker_id, [(holder.id, holder.fence, None)])
         case "reap":
             return await instances.reap(db, [(holder.id, None, None)], 10)
         case _:

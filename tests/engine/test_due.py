@@ -37,9 +37,9 @@ class Timed(Machine):
 
     async def lateness(self, ctx: Context[Any]) -> float:
         harness: Harness = ctx.resources[0]
-        late = "select extract(epoch from stepwell.now() - due_at)::float8 as late from stepwell.instances where id = $1"
-        seconds: float = (await harness.sql(late, ctx.id))[0]["late"]
-        return seconds
+        late = "select extract(epoch from stepwell.now() - due_at)::float8 from stepwell.instances where id = $1"
+        [[seconds]] = await harness.sql(late, ctx.id)
+        return float(seconds)
 
 
 async def harness_with_itself(make_harness: MakeHarness, **settings: Any) -> Harness:

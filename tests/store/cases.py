@@ -184,7 +184,8 @@ def begin(given: Sample, size: int) -> tuple[Any, ...]:
 
 
 def release(given: Sample, _: int) -> tuple[Any, ...]:
-    return 1, [id_ for id_, worker, _ in given.executing if worker == 1]
+    held = [(id_, fence) for id_, worker, fence in given.executing if worker == 1]
+    return 1, [id_ for id_, _ in held], [fence for _, fence in held]
 
 
 def listed(below: int | None = None, statuses: list[str] | None = None) -> tuple[Any, ...]:

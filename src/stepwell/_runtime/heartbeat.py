@@ -201,14 +201,11 @@ class Beats(Service):
             await _probes.reach("heartbeat.beaten", worker_id=worker_id)
 
     async def _return(self, worker_id: int, beat: Beat, strays: list[int]) -> None:
-        """Give back rows that carry our id and are not in our hands: the answer to their claim was lost."""
-        traces = await instances.verify(self._database, strays)
-        # Others have gone on since the beat, and may even be claimed anew. What has not is nobody's but ours to touch.
-        lost = [
-            (i, beat.old[i])
-            for i in strays
-            if (t := traces.get(i)) is not None and (t.worker_id, t.fence) == (worker_id, beat.carried[i])
-        ]
-        if lost:
-            queues = await instances.release(self._database, worker_id, lost)
-            self._tell(self._on_strays, queues, len(lost))
+        """Give back rows that carry our id and are not in our hands: the answer to their claim was lost.
+
+        What has gone on since the beat, and may even be claimed anew, has another fence.
+        """
+        lost = [(i, beat.carried[i], beat.old[i]) for i in strays]
+        number, queues = await instances.release(self._database, worker_id, lost)
+        if number:
+            self._tell(self._on_strays, queues, number)

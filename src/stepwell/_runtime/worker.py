@@ -291,8 +291,8 @@ class Worker:
         if not claims:
             return
         try:
-            queues = await instances.release(
-                self._database, claims[0].worker_id, [(c.id, c.concurrency_key) for c in claims]
+            _, queues = await instances.release(
+                self._database, claims[0].worker_id, [(c.id, c.fence, c.concurrency_key) for c in claims]
             )
         except StoreFault as error:
             log.warning("worker: %d claims could not be released (%s); the reaper returns them", len(claims), error)

@@ -258,17 +258,20 @@ async def tick(db: Queryable, queues: Sequence[str], transports: Sequence[str] =
     return Tick(**row)
 
 
-async def release(db: Database, worker_id: int, claims: Sequence[tuple[int, str | None]]) -> list[str]:
-    """Give back claims, each with its concurrency key; returns the queues to wake."""
-    ids = [id_ for id_, _ in claims]
-    held = [key for _, key in claims if key is not None]
+async def release(
+    db: Database, worker_id: int, claims: Sequence[tuple[int, int, str | None]]
+) -> tuple[int, list[str]]:
+    """Give back claims, each an id with its fence and concurrency key; returns how many still were the worker's, and
+    the queues to wake."""
+    ids, fences = [id_ for id_, _, _ in claims], [fence for _, fence, _ in claims]
+    held = [key for _, _, key in claims if key is not None]
     async with db.transaction() as session:
         if held:
             await keys.lock(session, held)
-        rows = await session.fetch("instances/release", worker_id, ids)
+        rows = await session.fetch("instances/release", worker_id, ids, fences)
         freed = await keys.free(session, held) if held else []
         freed += await limits.free(session, limits.named(rows))
-    return [row["queue"] for row in rows] + freed
+    return len(rows), [row["queue"] for row in rows] + freed
 
 
 Carried = tuple[int, str | None, int | None]
