@@ -330,20 +330,23 @@ async def test_what_is_no_longer_due_stays_as_it_is(
     assert await row(connection, second) == before
 
 
+@pytest.mark.parametrize("worker", [1, 2])
 async def test_a_claim_that_was_taken_away_is_not_released(
-    url: str, connection: asyncpg.Connection, two: tuple[int, int]
+    url: str, connection: asyncpg.Connection, two: tuple[int, int], worker: int
 ) -> None:
+    """Neither if another worker has claimed the row since, nor if the same one has."""
     first, second = two
     await claim_for(connection, 1, first, second)
+    fences = [(await row(connection, id_))["fence"] for id_ in two]
 
     async with gate_before(url, first) as gate:
-        releasing = await gate.send("instances/release", 1, [first, second])
-        await claim_for(connection, 2, second)
+        releasing = await gate.send("instances/release", 1, [first, second], fences)
+        await claim_for(connection, worker, second)
         await gate.open()
         released = await releasing
 
     assert [r["id"] for r in released] == [first]
-    assert (await row(connection, second))["worker_id"] == 2
+    assert (await row(connection, second))["worker_id"] == worker
 
 
 async def test_a_row_that_another_let_go_is_not_let_go_twice(
