@@ -116,4 +116,17 @@ class Alarm(Machine, state=Note):
         return Done()
 
 
-ALL: tuple[Any, ...] = (Once, Count, Timed, Asked, Parked, Family, Alarm)
+class Hurried(Machine, state=Note):
+    """Asks what nobody answers within 200 ms, and notes the time of day at which it went on without an answer."""
+
+    @step
+    async def start(self, ctx: Context[Note]) -> Ask:
+        return Ask("inbox", {}, reply=bool, then=self.ring, timeout=timedelta(milliseconds=200))
+
+    @step
+    async def ring(self, ctx: Context[Note]) -> Done:
+        ctx.resources[ctx.id] = time()
+        return Done()
+
+
+ALL: tuple[Any, ...] = (Once, Count, Timed, Asked, Parked, Family, Alarm, Hurried)

@@ -115,6 +115,22 @@ async def test_an_old_key_verifies_while_it_is_in_the_ring(h: Harness) -> None:
     assert not completion.is_duplicate
 
 
+async def test_sql_takes_the_token_that_was_handed_out_last(h: Harness) -> None:
+    """Section 8: the database has no secret, so it knows no ring of keys: only the last token counts there, and stays
+    good when its key is gone."""
+    _, question = await asked(h, Expense, GUARDED)
+    async with h.another_engine(token_keys={"old": OLD_SECRET}) as before:
+        old = await before.interactions.token(question.id)
+    fresh = await h.engine.interactions.token(question.id)
+
+    await refused(h, SqlDoor(h), "token", token=old)
+    async with h.another_engine(token_keys={"other": OLD_SECRET}) as after:
+        with pytest.raises(InvalidToken):
+            await after.complete(token=fresh, reply=YES)
+
+    assert not await SqlDoor(h).complete(token=fresh, reply=YES)
+
+
 async def test_a_token_ends_with_its_question(h: Harness, door: PythonDoor) -> None:
     """Scenarios 61, 63: expired it is late; of a question that has ended it is closed, however good it is."""
     _, question = await asked(h, Expense, GUARDED)
