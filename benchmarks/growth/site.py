@@ -13,7 +13,7 @@ from benchmarks.growth.meter import Cost, Meter
 from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances, workers
+from stepwell._store import flushes, instances, shortcuts, workers
 from stepwell._store.database import WORKER, Database
 from stepwell._store.workers import Place
 
@@ -47,23 +47,20 @@ class Site:
         self.worker = worker
         self.worked = 0  # steps of `work` since it was emptied
         self.meter = meter
+        self._is_bare = True  # what waits needs nothing but a worker, as far as is known
 
     async def round(self, batch: int = BATCH) -> Round:
         """Claim a batch, begin it, commit it as done: through the statements and calls of a worker."""
         async with self.meter.measured():
-            claimed = await instances.claim(self.database, self.worker, QUEUE, batch, LABELS)
+            claims = await self._claim(batch)
         claim = self.meter.cost
-        if len(claimed.claims) != batch:
-            raise RuntimeError(f"{len(claimed.claims)} rows were claimed, and not {batch}")
+        if len(claims) != batch:
+            raise RuntimeError(f"{len(claims)} rows were claimed, and not {batch}")
         async with self.meter.measured():
-            await workers.begin(
-                self.database, self.worker, claimed.claims[-1].claimed_at, [], [c.id for c in claimed.claims]
-            )
+            await workers.begin(self.database, self.worker, claims[-1].claimed_at, [], [c.id for c in claims])
         begin = self.meter.cost
         async with self.meter.measured():
-            flushed = await flushes.flush(self.database, [done(claim) for claim in claimed.claims])
-        if len(flushed.committed) != batch:
-            raise RuntimeError(f"{len(flushed.committed)} rows were committed, and not {batch}")
+            await self._commit([done(claim) for claim in claims])
         return Round(claim, begin, self.meter.cost)
 
     async def turns(self, number: int) -> Round:
@@ -78,18 +75,36 @@ class Site:
         """Claim and commit so many rows, unmeasured; with more than one step, the others run ahead."""
         for begun in range(0, rows, batch):
             wanted = min(batch, rows - begun)
-            claims = (await instances.claim(self.database, self.worker, QUEUE, wanted, LABELS)).claims
+            claims = await self._claim(wanted)
             await workers.begin(self.database, self.worker, claims[-1].claimed_at, [], [claim.id for claim in claims])
             for left in range(steps - 1, 0, -1):
                 commits = [goes_on(claim, left) for claim in claims]
-                await flushes.flush(self.database, commits)
+                await self._commit(commits)
                 claims = [commit.continues_as for commit in commits]
-            await flushes.flush(self.database, [done(claim) for claim in claims])
+            await self._commit([done(claim) for claim in claims])
             self.worked += wanted * steps
+
+    async def _claim(self, batch: int) -> list[Claim]:
+        """As a worker does: the short way, while that finds something."""
+        if self._is_bare:
+            claims, _ = await shortcuts.claim_bare(self.database, self.worker, QUEUE, batch, LABELS, [])
+            if claims:
+                return claims
+        claimed = await instances.claim(self.database, self.worker, QUEUE, batch, LABELS)
+        self._is_bare = claimed.is_bare
+        return claimed.claims
+
+    async def _commit(self, commits: list[Commit]) -> None:
+        """As a worker does: the short way for what is bare."""
+        barely = all(commit.is_bare for commit in commits)
+        flushed = await flushes.flush(self.database, commits, barely=barely)
+        if not flushed.is_as_meant and len(flushed.committed) != len(commits):
+            raise RuntimeError(f"{len(flushed.committed)} rows were committed, and not {len(commits)}")
 
     async def empty(self) -> None:
         """Begin anew."""
         self.worked = 0
+        self._is_bare = True
         await self.observer.execute("truncate stepwell.instances, stepwell.instance_data, stepwell.signals")
 
     async def vacuum(self) -> None:
