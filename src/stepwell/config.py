@@ -35,6 +35,7 @@ class Settings:
     retention: timedelta | Literal[False] = timedelta(days=1)
     prune: timedelta = timedelta(seconds=60)
     max_crashes: int = 10
+    large_payload: int = 128 * 1024
     max_payload: int = 1024 * 1024
     transactional_pool: int = 10
     transactional_session: Literal["asyncpg", "sqlalchemy"] = "asyncpg"
@@ -53,6 +54,7 @@ class Settings:
         _check_whole("min_demand", self.min_demand, 1, MAX_QUEUE_SLOTS)
         _check_whole("run_ahead", self.run_ahead, 0, 1_000)
         _check_whole("max_crashes", self.max_crashes, 1, 1_000_000)
+        _check_whole("large_payload", self.large_payload, 0, MAX_PAYLOAD_CEILING)
         _check_whole("max_payload", self.max_payload, 1024, MAX_PAYLOAD_CEILING)
         _check_whole("transactional_pool", self.transactional_pool, 1, 1_000)
         if self.transactional_session not in SESSIONS:

@@ -73,7 +73,7 @@ class Engine(Doors):
         elif not embedded.installed():
             raise NoDatabase
         self._hooks = Hooks()
-        self._emitter = Emitter(self._hooks)
+        self._emitter = Emitter(self._hooks, self.settings.large_payload)
         self._open: AsyncExitStack | None = None
         self._database: Database | None = None
         self._client: Client | None = None

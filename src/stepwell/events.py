@@ -10,10 +10,10 @@ import msgspec
 
 from stepwell._core.status import Status
 
-EventName: TypeAlias = Literal["started", "committed", "failed", "stale", "reaped", "limit_wait"]
+EventName: TypeAlias = Literal["started", "committed", "failed", "stale", "reaped", "limit_wait", "large"]
 NAMES: Final[tuple[EventName, ...]] = get_args(EventName)
 
-OutcomeName: TypeAlias = Literal["Next", "Retry", "Await", "Spawn", "Done", "Stop"]
+OutcomeName: TypeAlias = Literal["Next", "Retry", "Await", "Spawn", "Ask", "Done", "Stop"]
 
 
 # A Struct, not a dataclass: a hooked engine makes one per row, and this one is made three times faster.
@@ -26,6 +26,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     stale        an outcome was dropped, since the claim was no longer this worker's
     reaped       a row was taken from a worker that died (`worker_id`)
     limit_wait   an instance was put aside until a limit lets it go
+    large        what an instance was started with, or what a step has left, is larger than `large_payload` (`size`)
     """
 
     name: EventName
@@ -45,6 +46,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     error_message: str | None = None
     worker_id: int | None = None
     parent_id: int | None = None
+    size: int | None = None  # characters of JSON: state, result and question together
 
 
 Events: TypeAlias = EventName | Literal["all"] | Sequence[EventName]

@@ -10,7 +10,22 @@ from typing import Any
 
 import pytest
 
-from stepwell import Await, Context, Done, Engine, Event, InvalidInput, Machine, Next, Retry, Spawn, Status, Stop, step
+from stepwell import (
+    Ask,
+    Await,
+    Context,
+    Done,
+    Engine,
+    Event,
+    InvalidInput,
+    Machine,
+    Next,
+    Retry,
+    Spawn,
+    Status,
+    Stop,
+    step,
+)
 from stepwell._runtime import hooks
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
@@ -131,6 +146,41 @@ async def test_committed_tells_each_outcome_and_failed_the_end(make_harness: Mak
     assert (told[5].error_type, told[5].error_message, told[5].queue) == ("Stop", "enough", "leaves")
     assert {(e.key, e.tenant, e.version, e.worker_id) for e in told} == {("tour", "", 3, worker_id)}
     assert {(e.outcome, e.parent_id) for e in heard if e.machine == "Leaf"} == {("Done", tour.id)}
+
+
+class Growing(Machine):
+    """Starts small or large, and asks with a large state."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Ask:
+        return Ask("inbox", {}, reply=bool, then=self.end, state={"note": "x" * 2_000})
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        return Done("y" * 3_000, state={})
+
+
+async def test_large_tells_what_is_near_its_limit(make_harness: MakeHarness) -> None:
+    """Hooks: the soft limit. What is larger than `large_payload` is told of with its size, each time it is stored."""
+    h = await make_harness([Growing], large_payload=1_000)
+    heard = hear(h.engine, ["large", "committed"])
+
+    async with h.engine.worker():
+        await h.engine.start(Growing)
+        grown = await h.engine.start(Growing, {"note": "z" * 1_500})
+        await grown.wait(timeout=30, until="settled")
+        [question] = [q for q in (await h.engine.interactions.pending()).items if q.instance_id == grown.id]
+        await h.engine.complete(interaction=question.id, reply=True)
+        await grown.wait(timeout=30)
+        await eventually(lambda: len([event for event in heard if event.id == grown.id]) == 5)
+
+    told = [event for event in heard if event.id == grown.id]
+    assert [(e.name, e.step, e.outcome, e.size) for e in told if e.name == "large"] == [
+        ("large", "start", None, 1_511), ("large", "start", "Ask", 2_013), ("large", "end", "Done", 3_004),
+    ]  # fmt: skip
+    assert [(e.outcome, e.status) for e in told if e.name == "committed"] == [
+        ("Ask", "awaiting_external"), ("Done", "done"),
+    ]  # fmt: skip
 
 
 async def test_stale_tells_which_outcome_was_dropped(make_harness: MakeHarness) -> None:
@@ -303,7 +353,7 @@ async def test_a_hook_can_be_taken_off(make_harness: MakeHarness) -> None:
     ("events", "words"),
     [
         ("faild", "event: 'faild' is no event; did you mean 'failed'?"),
-        ("x", "(there are: started, committed, failed, stale, reaped, limit_wait)"),
+        ("x", "(there are: started, committed, failed, stale, reaped, limit_wait, large)"),
         (["started", "comitted"], "did you mean 'committed'?"),
         ([], "expected the name of an event"),
         (42, "expected the name of an event"),

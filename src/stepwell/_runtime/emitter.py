@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
 from stepwell._core.codec import decode_value
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
@@ -19,36 +21,35 @@ from stepwell.events import Event, EventName, OutcomeName
 class Emitter:
     """One per engine; its client and its workers tell it what is durable by now."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: Hooks, large: int) -> None:
         self._hooks = hooks
+        self._large = large  # more characters than this are told of
 
     def started(self, entries: Sequence[NewInstance], answers: Sequence[object]) -> None:
         """Instances were stored; an answer that is not Started is a duplicate's."""
-        if "started" in self._hooks.wanted:
-            rows = [(entry, row) for entry, row in zip(entries, answers, strict=True) if isinstance(row, Started)]
-            now = datetime.now(UTC)
-            self._hooks.put(rows, lambda pair: _start(*pair, None, now))
+        if self._hooks.wanted & {"started", "large"}:
+            pairs = zip(entries, answers, strict=True)
+            self._put_starts([(entry, row, None) for entry, row in pairs if isinstance(row, Started)])
 
     def committed(self, commits: Mapping[int, Commit], flushed: Flushed) -> None:
         """Outcomes are durable, and the children of spawns among them."""
         wanted = self._hooks.wanted
         if not wanted:
             return
-        now = datetime.now(UTC)
         outcomes = [
             (commits[row.id], row.status, row.queue)
             for row in flushed.committed
-            if "committed" in wanted or row.status is Status.FAILED
+            if wanted & {"committed", "large"} or row.status is Status.FAILED
         ]
-        self._put_outcomes(outcomes, now)
-        if "started" in wanted and flushed.spawned is not None:
+        self._put_outcomes(outcomes, datetime.now(UTC))
+        if wanted & {"started", "large"} and flushed.spawned is not None:
             entries, rows = flushed.spawned
             children = [(entries[row.position], row) for row in rows]
-            self._hooks.put(children, lambda pair: _start(pair[0][2], pair[1], pair[0][0].claim.id, now))
+            self._put_starts([(entry, row, commit.claim.id) for (commit, _, entry), row in children])
 
     def as_meant(self, commits: Sequence[Commit]) -> None:
         """Bare outcomes are durable."""
-        if "committed" in self._hooks.wanted:
+        if self._hooks.wanted & {"committed", "large"}:
             going_on = Status.EXECUTING
             outcomes = [(c, going_on if c.goes_on else c.status, c.claim.queue) for c in commits]
             self._put_outcomes(outcomes, datetime.now(UTC))
@@ -80,6 +81,14 @@ class Emitter:
             now = datetime.now(UTC)
             self._hooks.put(rows, lambda row: _wait(queue, row, now))
 
+    def _put_starts(self, starts: Sequence[tuple[NewInstance, Started, int | None]]) -> None:
+        now = datetime.now(UTC)
+        if "started" in self._hooks.wanted:
+            self._hooks.put(starts, lambda one: _start("started", *one, now))
+        if "large" in self._hooks.wanted:
+            large = [one for one in starts if len(one[0].state) > self._large]
+            self._hooks.put(large, lambda one: replace(_start("large", *one, now), size=len(one[0].state)))
+
     def _put_outcomes(self, outcomes: Sequence[tuple[Commit, Status, str | None]], now: datetime) -> None:
         ran = [one for one in outcomes if one[0].hold is not Hold.UNFIT]  # what was put aside has not run
         if "committed" in self._hooks.wanted:
@@ -87,11 +96,14 @@ class Emitter:
         if "failed" in self._hooks.wanted:
             ended = [one for one in ran if one[1] is Status.FAILED]
             self._hooks.put(ended, lambda one: _outcome("failed", *one, now))
+        if "large" in self._hooks.wanted:
+            large = [one for one in ran if one[0].length > self._large]
+            self._hooks.put(large, lambda one: replace(_outcome("large", *one, now), size=one[0].length))
 
 
-def _start(entry: NewInstance, row: Started, parent_id: int | None, now: datetime) -> Event:
+def _start(name: EventName, entry: NewInstance, row: Started, parent_id: int | None, now: datetime) -> Event:
     return Event(
-        name="started", at=now, id=row.id, key=entry.key, tenant=entry.tenant, machine=entry.machine,
+        name=name, at=now, id=row.id, key=entry.key, tenant=entry.tenant, machine=entry.machine,
         version=entry.version, step=entry.step, queue=row.queue, attempt=0, status=Status.RUNNABLE,
         parent_id=parent_id,
     )  # fmt: skip
@@ -117,6 +129,8 @@ def _outcome_name(commit: Commit) -> OutcomeName:
             return "Stop"
         case Status.AWAITING_SIGNAL:
             return "Await"
+        case Status.AWAITING_EXTERNAL:
+            return "Ask"
         case _ if commit.children is not None:
             return "Spawn"
         case _:
