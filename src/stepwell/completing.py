@@ -13,7 +13,7 @@ import msgspec
 
 from stepwell import _probes
 from stepwell._core.codec import check_size, encode_value
-from stepwell._core.faults import Contention, Refusal
+from stepwell._core.faults import Contention, Outage, Refusal
 from stepwell._core.interactions import Answer, Answered, Completion
 from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.registry import Registry
@@ -58,7 +58,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.named[0] or f"with correlation {self.named[1]}"
 
 
-_Ended: TypeAlias = Completion | CompletionRefused | InvalidInput | Given
+_Ended: TypeAlias = Completion | CompletionRefused | InvalidInput | Given | Outage
 """What became of an answer; a Given is still to be judged, alone: somebody holds its instance."""
 
 
@@ -175,10 +175,11 @@ class Completing:
         rest = {place: given for place, given in round_.items() if place not in ended}
         try:
             ended |= await self._judge_fully(rest)
-        except (Contention, Refusal):
+        except (Contention, Refusal, Outage) as error:
             if not ended:
                 raise
-            ended |= rest  # nothing has become of these, but the others are taken: they come again by themselves
+            # The others are taken. Nothing has become of these, and they come again; or nobody knows.
+            ended |= {place: Outage(str(error)) for place in rest} if isinstance(error, Outage) else rest
         if _probes.hooks:
             await _probes.reach("completing.admitted", ids=[given.found.id for given in round_.values()])
         return ended

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from stepwell import Engine, completing
-from stepwell._core.faults import Refusal
+from stepwell import Completion, Engine, completing
+from stepwell._core.faults import Outage, Refusal
+from stepwell._store.statements import statement
 from stepwell.errors import CompletionConflict, InvalidReply
 from stepwell.testing import Harness
 from tests.asks.looks import asked, questions
 from tests.asks.machines import Batch, Expense
 from tests.store.tally import Tally
+from tests.support.proxy import Part, proxy_to
 from tests.support.waiting import eventually
 
 YES: dict[str, Any] = {"approved": True}
@@ -176,3 +178,21 @@ async def test_an_answer_that_postgres_refuses_takes_nothing_back_from_its_neigh
     assert isinstance(others[0], Refusal)
     assert not others[1].is_duplicate
     assert [row["status"] for row in await questions(h, others[1].instance_id)] == ["dispatched", "completed"]
+
+
+@pytest.mark.parametrize("part", ["request", "answer"])
+async def test_of_answers_of_one_moment_those_that_are_taken_are_told_so_whatever_becomes_of_the_others(
+    h: Harness, part: Part
+) -> None:
+    """The connection is lost after the short way and before the long one: nobody knows of the second answer."""
+    [plain] = await asked_by(h, Expense, {"amount": 3})
+    [item] = [id_ for id_ in await asked_by(h, Batch, {"items": [1]}) if id_ != plain]
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Expense, Batch]) as engine:
+        loss = proxy.lose(part, statement(ALONE))
+        given = (engine.complete(interaction=id_, reply=reply) for id_, reply in ((plain, YES), (item, 1)))
+        taken, unknown = await asyncio.gather(*given, return_exceptions=True)
+
+    assert loss.happened.is_set()
+    assert isinstance(taken, Completion)
+    assert not taken.is_duplicate
+    assert isinstance(unknown, Outage)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextvars import copy_context
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from stepwell import Context, Done, Machine, step
 from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._runtime.flusher import Verdict
+from stepwell._runtime.flusher import Flusher, Verdict
 from stepwell._runtime.handover import Handover
 from stepwell._runtime.hands import Hand, Hands
+from stepwell.testing import armed
+from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
 
 
 class Heard:
@@ -75,6 +82,27 @@ async def test_a_commit_that_will_not_come_is_told_as_lost() -> None:
     assert (hand.abandoned, given.done(), heard.answers) == (True, True, [Verdict.STALE])
 
 
+class Once(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done()
+
+
+async def test_a_worker_that_stopped_with_outcomes_in_hand_is_freed(make_harness: MakeHarness) -> None:
+    """What is hidden from the collector must not be part of a circle."""
+    h = await make_harness([Once])
+    with armed("flusher.before_commit", hold=True) as committing:
+        async with h.engine.worker(drain_timeout=timedelta(0)) as worker:
+            await h.engine.start(Once)
+            await committing.reached()
+            await h.engine.start(Once)
+            flusher, executor = weakref.ref(worker._flusher), weakref.ref(worker._executor)
+            await eventually(lambda: _waiting(flusher) == 2)
+    del worker
+
+    await eventually(lambda: gc.collect() >= 0 and executor() is None)
+
+
 async def test_a_task_that_runs_is_what_to_wait_for() -> None:
     hand, _, _ = handover()
     gate = asyncio.Event()
@@ -88,6 +116,11 @@ async def test_a_task_that_runs_is_what_to_wait_for() -> None:
     gate.set()
     await task
     assert hand.under_way is None
+
+
+def _waiting(flusher: weakref.ref[Flusher]) -> int:
+    alive = flusher()
+    return 0 if alive is None else alive.waiting
 
 
 async def _wait(gate: asyncio.Event) -> None:

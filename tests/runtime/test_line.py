@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import Context as ContextVars
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -80,6 +82,45 @@ class Naming(Machine):
         return Done(task.get_name() == f"Naming #{ctx.id}")
 
 
+class Kept:
+    """A task that a step has handed out, and who began to wait in which one."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.begun: list[tuple[int, asyncio.Task[Any] | None]] = []
+        self.gate = asyncio.Event()
+
+
+class Keeping(Machine):
+    """Hands out its task, or waits, and says how much it has changed of its state."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        kept: Kept = ctx.resources
+        if ctx.state["keeps"]:
+            kept.task = asyncio.current_task()
+            return Done("kept")
+        ctx.state["runs"] = ctx.state.get("runs", 0) + 1
+        kept.begun.append((ctx.id, asyncio.current_task()))
+        await kept.gate.wait()
+        return Done(["waited", ctx.state["runs"]])
+
+
+class Deep(Machine):
+    """Goes on with a state of so many levels."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Next:
+        nested: dict[str, Any] = {}
+        for _ in range(ctx.state["levels"]):
+            nested = {"in": nested}
+        return Next(self.end, state={"nested": nested})
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        return Done("deep")
+
+
 class Waiting(Machine):
     """The first one of all waits for the last one."""
 
@@ -104,14 +145,47 @@ async def test_a_step_sees_no_context_variable_of_another(make_harness: MakeHarn
     assert results == [["nobody's", "nobody's"]] * CROWD
 
 
-async def test_no_context_variable_comes_with_a_slot_that_a_step_leaves(make_harness: MakeHarness) -> None:
+@pytest.mark.parametrize("around", [copy_context, ContextVars], ids=["as it is", "empty"])
+async def test_no_context_variable_comes_with_a_slot_that_a_step_leaves(
+    make_harness: MakeHarness, around: Callable[[], ContextVars]
+) -> None:
+    """Also in a process that has set none at all, where the context before all steps is empty."""
     h = await make_harness([Marking], run_ahead=0)
-    crowd = await h.engine.start_many([Marking] * 6)
 
-    async with h.engine.worker({"default": 1}, prefetch=5):
+    async def run() -> list[Any]:
+        async with h.engine.worker({"default": 1}, prefetch=5):
+            crowd = await h.engine.start_many([Marking] * 6)
+            results = [await one.result(timeout=30) for one in crowd]
+            return [*results, await (await h.engine.start(Marking)).result(timeout=30)]
+
+    assert await asyncio.create_task(run(), context=around()) == [["nobody's", "nobody's"]] * 7
+
+
+async def test_who_cancels_a_task_after_its_step_hits_no_step_that_runs_in_it_now(make_harness: MakeHarness) -> None:
+    """A step may hand out its task; a neighbour that is cancelled by it runs anew, in a task of its own."""
+    kept = Kept()
+    h = await make_harness([Keeping], resources=kept)
+    crowd = await h.engine.start_many([Keeping.child({"keeps": True}), *[Keeping.child({"keeps": False})] * 2])
+
+    async with h.engine.worker(SLOTS):
+        await eventually(lambda: len(kept.begun) == 2)
+        assert kept.task is not None
+        kept.task.cancel()
+        await eventually(lambda: len(kept.begun) == 3)
+        kept.gate.set()
         results = [await one.result(timeout=30) for one in crowd]
 
-    assert results == [["nobody's", "nobody's"]] * 6
+    assert results == ["kept", ["waited", 1], ["waited", 1]]
+    assert len({task for _, task in kept.begun}) == 3
+
+
+async def test_a_state_too_deep_to_run_ahead_with_keeps_no_neighbour_from_going_on(make_harness: MakeHarness) -> None:
+    """Five hundred levels are allowed; to read them in the order of Postgres takes more of Python's stack."""
+    h = await make_harness([Deep])
+    crowd = await h.engine.start_many([Deep.child({"levels": 490 if n == 3 else 1}) for n in range(10)])
+
+    async with h.engine.worker(SLOTS):
+        assert [await one.result(timeout=30) for one in crowd] == ["deep"] * 10
 
 
 @pytest.mark.parametrize(("raises", "said"), [(False, "went on"), (True, "CancelledError")])

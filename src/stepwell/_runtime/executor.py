@@ -30,6 +30,10 @@ from stepwell.outcomes import AskEach
 log = logging.getLogger("stepwell")
 
 
+class Misdirected(Exception):
+    """A step was cancelled that was not meant: somebody kept the task of one that ran in it before."""
+
+
 class Executor:
     """Turns claims into commits. The only place, besides the service loop, that catches everything."""
 
@@ -118,28 +122,33 @@ class Executor:
             hand.leave_slot()
             self._hand_over(hand, None, unfit(claim, str(reason)))
             return
-        commit = await (self._attempt(hand, run) if run.is_ordinary else self._decide(hand, run))
+        try:
+            commit = await (self._attempt(hand, run) if run.is_ordinary else self._decide(hand, run))
+        except Misdirected:
+            self._line.put_alone(hand, replace(stored, again=None))  # the step may have changed what it was handed
+            return
         if commit is None:
             return
         if _probes.hooks:
             await _probes.reach("executor.returned", id=claim.id)
-        if hand.steps_ahead < self._run_ahead and self._may_go_on(commit):
+        following = self._read_ahead(hand, run, commit)
+        if following is not None:
             commit = replace(commit, goes_on=True)
         elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
             hand.leave_slot()
-        self._hand_over(hand, run, commit)
+        self._hand_over(hand, run, commit, following)
 
-    def _hand_over(self, hand: Hand, run: Run | None, commit: Commit) -> None:
+    def _hand_over(self, hand: Hand, run: Run | None, commit: Commit, following: Read | None = None) -> None:
         if hand.abandoned:  # by its own step, or it has caught the cancellation
             return
         hand.submitted, hand.goes_on = True, commit.goes_on
-        self._flusher.take_over(commit, Handover(hand, commit, run, copy_context(), self))
+        self._flusher.take_over(commit, Handover(hand, commit, run, copy_context(), self, following))
         hand.is_pending = True
 
     def answered(self, given: Handover, verdict: Verdict) -> None:
         """A commit has its answer: let the next step run if the row is still ours, or let it go."""
         hand = given.hand
-        if verdict is not Verdict.GOES_ON or given.run is None:
+        if verdict is not Verdict.GOES_ON or given.following is None:
             self._end(hand)
             return
         hand.go_on(given.commit.continues_as)
@@ -147,7 +156,7 @@ class Executor:
             log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
             self._end(hand)
         else:
-            self._line.put(hand, given.run.read_after(given.commit))
+            self._line.put(hand, given.following)
 
     def refused(self, given: Handover, error: BaseException) -> None:
         """Postgres does not take a commit: bring that to `handle`, in a task of its own."""
@@ -167,6 +176,15 @@ class Executor:
         if run.obstacle is not None:  # there is no state, or no reply, to run the step with
             return await self._handled(hand, run, run.obstacle)
         return await self._transact(hand, run)
+
+    def _read_ahead(self, hand: Hand, run: Run, commit: Commit) -> Read | None:
+        """What the next step begins with, if it may run on the same claim."""
+        if hand.steps_ahead >= self._run_ahead or not self._may_go_on(commit):
+            return None
+        try:
+            return run.read_after(commit)
+        except RecursionError:  # so deep a state is read by who claims it next
+            return None
 
     def _may_go_on(self, commit: Commit) -> bool:
         """Whether the next step may run on the same claim: nothing is to be asked, loaded or let go before it."""
@@ -208,7 +226,7 @@ class Executor:
         except BaseException as error:
             if hand.abandoned:
                 raise
-            _clear_cancellation(hand, error)
+            _clear_cancellation(hand, error, run)
             was_filling = isinstance(outcome, AskEach)
             commit = await self._handled(hand, run, error, was_filling=was_filling)
             return replace(commit, has_filled=True) if was_filling else commit
@@ -236,7 +254,7 @@ class Executor:
         except BaseException as error:
             if hand.abandoned:
                 raise
-            _clear_cancellation(hand, error)
+            _clear_cancellation(hand, error, run)
             return await self._handled(hand, run, error)
         return None
 
@@ -259,9 +277,13 @@ class Executor:
             return run.failure(second)
 
 
-def _clear_cancellation(hand: Hand, error: BaseException) -> None:
-    """A step that raised CancelledError of its own did not cancel the engine's task."""
+def _clear_cancellation(hand: Hand, error: BaseException, run: Run | None = None) -> None:
+    """A step that raised CancelledError of its own did not cancel the engine's task. If somebody did, and it is not the
+    step's own, nobody knows who was meant: a step that can be run again runs in a task of its own then."""
     if isinstance(error, asyncio.CancelledError):
         hand.was_cancelled, task = True, own_task()
+        is_cancelled = task.cancelling() > 0
         while task.cancelling():
             task.uncancel()
+        if is_cancelled and hand.shares_task and run is not None and run.step.is_async:  # a thread would run on
+            raise Misdirected from error

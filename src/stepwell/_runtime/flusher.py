@@ -97,6 +97,7 @@ class Flusher(Service):
         self._is_over = True
         for entry in self._pending:
             entry.answer.cancel()
+        self._pending = []  # an entry leads back to here, and is hidden from the collector
         for alone in self._alone:
             alone.cancel()
 
@@ -264,8 +265,11 @@ class Flusher(Service):
     def _tell(self, answered: list[_Entry]) -> None:
         """Answer those who wait, some at a time."""
         for entry in answered[:AT_ONCE]:
-            if not entry.answer.done():
-                entry.answer.set_result(entry.verdict or Verdict.COMMITTED)
+            try:
+                if not entry.answer.done():
+                    entry.answer.set_result(entry.verdict or Verdict.COMMITTED)
+            except Exception:  # its neighbours are told all the same
+                log.exception("flusher: %s: its answer could not be told", entry.commit.claim.label)
         if len(answered) > AT_ONCE:
             asyncio.get_running_loop().call_soon(self._tell, answered[AT_ONCE:])
 
@@ -308,6 +312,7 @@ class Flusher(Service):
             entry.is_resting = False
             if self._is_over:
                 entry.answer.cancel()
+                return
             self._pending.append(entry)
             self.wake()
 

@@ -10,7 +10,7 @@ import msgspec
 from stepwell._core.commits import Commit
 from stepwell._runtime.flusher import Verdict
 from stepwell._runtime.hands import Hand
-from stepwell._runtime.runs import Run
+from stepwell._runtime.runs import Read, Run
 
 
 class Receiver(Protocol):
@@ -31,6 +31,7 @@ class Handover(msgspec.Struct, eq=False, gc=False):
     run: Run | None  # None: there is no step whose `handle` could be asked
     context: Context  # of the step: its `handle` sees the same
     receiver: Receiver
+    following: Read | None = None  # what the next step begins with, if the row stays ours
     is_told: bool = False
 
     def done(self) -> bool:

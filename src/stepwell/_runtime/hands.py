@@ -13,8 +13,8 @@ class Hand:
     """One claim, the task that runs it, and how far it is."""
 
     __slots__ = (
-        "abandoned", "claim", "farewell", "free_slot", "goes_on", "is_pending", "revoked", "steps_ahead", "submitted",
-        "task", "was_cancelled",
+        "abandoned", "claim", "farewell", "free_slot", "goes_on", "is_pending", "revoked", "shares_task", "steps_ahead",
+        "submitted", "task", "was_cancelled",
     )  # fmt: skip
 
     def __init__(self, claim: Claim) -> None:
@@ -27,14 +27,15 @@ class Hand:
         self.revoked = False  # an operator took the row away while its outcome was under way
         self.is_pending = False  # no task runs it: its turn, or the answer to its commit, is to come
         self.farewell: asyncio.Future[None] | None = None  # who drains waits for that
+        self.shares_task = False  # others ran in its task before it
         self.was_cancelled = False  # its step has cancelled its own task, or somebody did
         self.abandoned = False  # the claim is lost or left; whatever its step does now is dropped
 
-    def begin(self, task: asyncio.Task[None]) -> None:
+    def begin(self, task: asyncio.Task[None], *, shares: bool = False) -> None:
         """It is its step's turn, in this task."""
         claim = self.claim
         task.set_name(f"{claim.machine} #{claim.id}")
-        self.task = task
+        self.task, self.shares_task = task, shares
         self.part()
 
     def go_on(self, claim: Claim) -> None:

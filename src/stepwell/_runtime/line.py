@@ -25,15 +25,20 @@ class Line:
     def __init__(self, run: RunStep) -> None:
         self._run = run
         self._next: Turn = deque()
-        self._clean: Context | None = None  # from before any step has run
+        self._clean = copy_context()  # from before any step has run
 
     def put(self, hand: Hand, stored: Read) -> None:
         """Let the hand's step begin with others that are put in the same turn of the loop."""
         hand.is_pending = True
         if not self._next:
-            self._clean = self._clean or copy_context()
             asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
         self._next.append((hand, stored))
+
+    def put_alone(self, hand: Hand, stored: Read) -> None:
+        """Let the hand's step begin in a task of its own."""
+        hand.is_pending = True
+        turn = deque([(hand, stored)])
+        asyncio.get_running_loop().create_task(self._go(turn), context=self._clean.copy())
 
     def _begin(self) -> None:
         loop, turn = asyncio.get_running_loop(), self._next
@@ -49,12 +54,13 @@ class Line:
             loop.create_task(self._go(deque([turn.popleft()])))  # noqa: RUF006 - the loop keeps it, then its hand
 
     async def _go(self, turn: Turn) -> None:
-        task, clean = own_task(), copy_context()
+        task, clean, shares = own_task(), copy_context(), False
         while turn and not task.cancelling() and _is_still(clean):
             hand, stored = turn.popleft()
             if hand.abandoned:
                 continue
-            hand.begin(task)
+            hand.begin(task, shares=shares)
+            shares = True
             await self._run(hand, stored)
             if hand.was_cancelled:
                 return  # before Python 3.13, the next one that awaits something would be told
