@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -103,7 +103,14 @@ def _check_cursor(after: object) -> str:
     try:
         value: Any = decode_value(bytes.fromhex(str(after)).decode())
         deadline, created, id_ = value
-        times = [at if at == "infinity" else datetime.fromisoformat(at).isoformat() for at in (deadline, created)]
+        times = [at if at == "infinity" else _in_utc(datetime.fromisoformat(at)) for at in (deadline, created)]
         return encode_value([*times, str(UUID(id_))], "after")
-    except (ValueError, TypeError, AttributeError, RecursionError, InvalidInput):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, InvalidInput):
         raise InvalidInput("after", "is no cursor; use the one of the page before") from None
+
+
+def _in_utc(at: datetime) -> str:
+    """A time as Postgres reads it: of the offsets that Python knows it refuses some."""
+    if at.tzinfo is None:
+        raise ValueError("it is naive")
+    return at.astimezone(UTC).isoformat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -21,6 +22,11 @@ SECOND = timedelta(seconds=1)
 async def listed(h: Harness, **filters: Any) -> list[str]:
     """The machines of the open questions that a filter finds, in their order."""
     return [q.machine for q in (await h.engine.interactions.pending(**filters)).items]
+
+
+def forged(deadline: str) -> str:
+    """A cursor that no page has given."""
+    return json.dumps([deadline, "2026-01-01T00:00:00+00:00", str(uuid4())]).encode().hex()
 
 
 async def test_filters_are_all_to_hold_and_blank_ones_are_none(make_harness: MakeHarness) -> None:
@@ -107,13 +113,26 @@ async def test_a_last_page_that_is_full_has_no_cursor(h: Harness) -> None:
     assert (len(less.items), less.cursor is None) == (2, False)
 
 
+@pytest.mark.parametrize("offset", ["+23:00", "-23:59", "+00:00:00.000001", "Z"])
+async def test_a_cursor_counts_by_its_time_whatever_its_offset(h: Harness, offset: str) -> None:
+    """Scenario 81: of the offsets that Python knows Postgres refuses some; a cursor made by hand has any."""
+    _, question = await asked(h, Expense, {"seconds": 60})
+    before, behind = (forged(f"{year}-01-01T00:00:00{offset}") for year in (2000, 3000))
+
+    found = [(await h.engine.interactions.pending(after=cursor)).items for cursor in (before, behind)]
+
+    assert [[q.id for q in items] for items in found] == [[question.id], []]
+
+
 async def test_what_can_not_be_asked_for_is_refused_by_its_field(h: Harness) -> None:
     """Scenario 81: limits, cursors, filters and ids that are none; never an internal error."""
     wrong: list[tuple[str, Any]] = [
         ("limit", 0), ("limit", -1), ("limit", 501), ("limit", True), ("limit", "5"), ("after", ""), ("after", "zz"),
         ("after", "5b5d"), ("after", b"x"), ("after", b'["x","y","z"]'.hex()),
         ("after", f'["now()","today","{uuid4()}"]'.encode().hex()), ("after", f'[1,2,"{uuid4()}"]'.encode().hex()),
-        ("after", f'["infinity",null,"{uuid4()}"]'.encode().hex()), ("assignee", "\x00"), ("group", 5),
+        ("after", f'["infinity",null,"{uuid4()}"]'.encode().hex()), ("after", forged("2026-01-01T00:00:00")),
+        ("after", forged("0001-01-01T00:00:00+23:00")), ("after", forged("9999-12-31T23:59:59-23:00")),
+        ("assignee", "\x00"), ("group", 5),
         ("step", "x" * 201), ("machine", "\ud800"), ("transport", ["inbox"]), ("tenant", "\x00"), ("tenant", 5),
         ("overdue", "yes"),
     ]  # fmt: skip

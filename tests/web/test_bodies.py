@@ -158,6 +158,7 @@ def test_a_query_is_read_and_blank_names_are_none() -> None:
     ("query", "field"),
     [("limit=0", "limit"), ("limit=501", "limit"), ("limit=-1", "limit"), ("limit=", "limit"), ("limit=1.5", "limit"),
      ("limit=%C2%B2", "limit"), ("limit=%D9%A3", "limit"), ("limit=1_0", "limit"), ("limit=" + "9" * 5_000, "limit"),
+     ("limit=000000001" + "0" * 4_400, "limit"), ("limit=000000001" + "x" * 4_400, "limit"),
      ("overdue=", "overdue"), ("overdue=1", "overdue"), ("overdue=True", "overdue"), ("stepId=x", "stepId"),
      ("group=a&group=b", "group"), ("tenant=acme", "tenant")],
 )  # fmt: skip

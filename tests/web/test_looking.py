@@ -51,11 +51,31 @@ async def test_pending_questions_are_read_page_by_page(door: Door) -> None:
     assert (seen, pages) == ([question.id for question in asked], 3)
 
 
-@pytest.mark.parametrize("cursor", ["nonsense", "e30", "%00", "9" * 5_000])
+def forged(deadline: str) -> str:
+    """A cursor that no page has given."""
+    return json.dumps([deadline, "2026-01-01T00:00:00+00:00", "7d0f0b1e-6f0c-4c39-9d4b-0d3a4a5f1c11"]).encode().hex()
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["nonsense", "e30", "%00", "9" * 5_000, forged("2026-01-01T00:00:00"), forged("0001-01-01T00:00:00+23:00"),
+     forged("9999-12-31T23:59:59-23:00")],
+)  # fmt: skip
 async def test_a_cursor_that_is_none_is_refused(door: Door, cursor: str) -> None:
     answer = await door.get("/interactions/pending", cursor=cursor)
 
     assert problem(answer) == (400, "malformed", "cursor")
+
+
+@pytest.mark.parametrize("offset", ["+23:00", "-23:59", "+00:00:00.000001"])
+async def test_a_cursor_with_an_offset_that_postgres_can_not_read_is_no_fault_of_the_server(
+    door: Door, offset: str
+) -> None:
+    question = await door.ask(hours=1)
+
+    page = await door.get("/interactions/pending", cursor=forged(f"2000-01-01T00:00:00{offset}"))
+
+    assert (page.status_code, [item["interactionId"] for item in page.json()["interactions"]]) == (200, [question.id])
 
 
 @pytest.mark.parametrize("name", ["assignee", "group", "machine", "step", "transport"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from starlette.datastructures import QueryParams
 from stepwell._core.interactions import Completion, Interaction, InteractionStatus, epoch_ms
 from stepwell.interactions import LARGEST_PAGE
 from stepwell.web.problems import Problem
+
+_NUMBER = re.compile(r"[0-9]{1,9}")  # of thousands of digits int() makes none
 
 
 class PendingQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +43,8 @@ def read_query(params: QueryParams) -> PendingQuery:
 def _value(name: str, text: str) -> str | int | bool | None:
     match name:
         case "limit":
-            if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= LARGEST_PAGE:
-                raise _malformed(name, f"expected a whole number from 1 to {LARGEST_PAGE}, got {text!r}")
+            if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
+                raise _malformed(name, f"expected a whole number from 1 to {LARGEST_PAGE}, got {text!r:.100}")
             return int(text)
         case "overdue":
             if text not in ("true", "false"):
