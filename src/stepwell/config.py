@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ MAX_PAYLOAD_CEILING = 256 * 1024 * 1024  # jsonb itself ends at 256 MB
 MAX_NAME = 200
 SESSIONS = ("asyncpg", "sqlalchemy")
 FAIR_BY = ("tenant",)
+_SLOTS = re.compile(r"[0-9]{1,9}")  # of thousands of digits int() makes none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +118,8 @@ def parse_queues(entries: list[str]) -> dict[str, int]:
     queues: dict[str, int] = {}
     for entry in entries:
         name, _, slots = entry.strip().partition("=")
-        if not slots.isdigit():
-            raise SettingError("queues", f"{entry!r} is not of the form name=slots, for example default=20")
+        if not _SLOTS.fullmatch(slots):
+            raise SettingError("queues", f"{entry!r:.100} is not of the form name=slots, for example default=20")
         queues[name] = int(slots)
     return queues
 

@@ -50,7 +50,10 @@ WRONG = {
     ("start", APP, "greet", '{"nam": 1}'): "nam",
     ("start", APP, "greet", "--at", "2026-01-31"): "has no offset",
     ("start", APP, "greet", "--delay", "soon"): "'soon' is not a number of seconds",
+    ("start", APP, "greet", "--at", "0001-01-01T00:00:00+23:00"): "at: 0001-01-01 00:00:00+23:00 is out of range",
     ("worker", APP, "--queue", "default"): "not of the form name=slots",
+    ("worker", APP, "--queue", "default=²"): "not of the form name=slots",
+    ("worker", APP, "--queue", "default=" + "1" * 5_000): "not of the form name=slots",
     ("worker", APP, "--heartbeat", "50"): "longer than a third of the lease",
     ("ls", "--limit", "0"): "limit: 0 is out of range",
     ("signal", "--key", "order:42"): "NAME required",
@@ -60,7 +63,11 @@ WRONG_BY_ITSELF = {  # whatever the app and the database
     ("show",): "an ID, or --key KEY, is required",
     ("wait", "1", "--key", "order:42"): "both the id 1 and --key order:42 are given",
     ("signal", "order:42", "paid"): "'order:42' is no id; for a key, say --key order:42",
+    ("signal", "1" * 5_000, "paid"): "is no id",
     ("signal", "1", "paid", "{"): "PAYLOAD_JSON is not JSON",
+    ("signal", "1", "paid", "1" * 5_000): "PAYLOAD_JSON is not JSON",
+    ("complete", "--token", "x", "--reply", "[" * 5_000): "--reply is nested too deeply",
+    ("inbox", "--limit", "1" * 5_000): "invalid int value",
     ("signal", "1", "paid", "{}", "now"): "too many words: 'now'",
     ("shw",): "shw",
 }
@@ -77,7 +84,7 @@ async def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(make_har
         assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("args", WRONG_BY_ITSELF, ids=" ".join)
+@pytest.mark.parametrize("args", WRONG_BY_ITSELF, ids=lambda args: " ".join(args)[:60])
 def test_what_is_wrong_by_itself_is_told_without_a_database(
     args: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from stepwell._core.ranges import (
     check_text,
 )
 
+EAST, WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))
+
 
 @pytest.mark.parametrize("delay", [timedelta(0), timedelta(microseconds=1), timedelta(days=36_500)])
 def test_a_delay_within_range_passes(delay: timedelta) -> None:
@@ -42,17 +44,20 @@ def test_a_priority_out_of_range_is_refused(priority: Any) -> None:
         check_priority(priority)
 
 
-@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-11))])
-def test_a_time_with_a_zone_passes(zone: timezone) -> None:
-    at = datetime(9_000, 1, 1, tzinfo=zone)
-
+@pytest.mark.parametrize(
+    "at",
+    [datetime(9_000, 1, 1, tzinfo=WEST), datetime(9_000, 12, 31, 23, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC),
+     datetime(1, 1, 1, tzinfo=WEST)],
+)  # fmt: skip
+def test_a_time_with_a_zone_passes(at: datetime) -> None:
     assert check_at("at", at) == at
 
 
 @pytest.mark.parametrize(
     "at",
-    [datetime(2030, 1, 1), datetime(9_001, 1, 1, tzinfo=UTC), "2030-01-01", 5, None],  # noqa: DTZ001 - naive on purpose
-)
+    [datetime(2030, 1, 1), datetime(9_001, 1, 1, tzinfo=UTC), "2030-01-01", 5, None,  # noqa: DTZ001 - naive on purpose
+     datetime(9_000, 12, 31, 12, tzinfo=WEST), datetime(1, 1, 1, tzinfo=EAST), datetime.max.replace(tzinfo=WEST)],
+)  # fmt: skip
 def test_a_time_that_is_naive_or_out_of_range_is_refused(at: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^at: "):
         check_at("at", at)

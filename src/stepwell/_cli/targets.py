@@ -40,7 +40,10 @@ def read_json(text: str | None, name: str) -> Any:
     """What a JSON argument says; - reads stdin, and nothing is None."""
     if text is None:
         return None
+    where = "stdin" if text == "-" else name
     try:
         return json.loads(sys.stdin.read() if text == "-" else text)
+    except RecursionError:
+        raise UsageError(f"{where} is nested too deeply") from None
     except ValueError as error:
-        raise UsageError(f"{'stdin' if text == '-' else name} is not JSON: {error}") from error
+        raise UsageError(f"{where} is not JSON: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from stepwell.config import MAX_NAME, check_name
@@ -12,7 +12,8 @@ from stepwell.errors import InvalidInput
 MAX_DELAY = timedelta(days=36_500)
 MAX_PRIORITY = 32_767
 MIN_PRIORITY = -32_768
-MAX_YEAR = 9_000
+EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
+TOO_LATE = datetime(9_001, 1, 1, tzinfo=UTC)
 NO_ID = 0  # what no instance has
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as we write them ourselves
 
@@ -30,8 +31,8 @@ def check_at(field: str, at: object) -> datetime:
         raise InvalidInput(field, f"expected a datetime, got {at!r}")
     if at.tzinfo is None or at.utcoffset() is None:
         raise InvalidInput(field, f"{at} is naive; give it a time zone, for example datetime.now(timezone.utc)")
-    if at.year > MAX_YEAR:
-        raise InvalidInput(field, f"{at} is out of range (up to the year {MAX_YEAR})")
+    if not EARLIEST <= at < TOO_LATE:
+        raise InvalidInput(field, f"{at} is out of range (the years 1 to 9000, in UTC)")
     return at
 
 
