@@ -52,6 +52,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None
     actor: str | None
     facts: TokenFacts | None
+    misfit: InvalidToken | None  # of a token beside the question's name: said once the question is found
 
     @property
     def shown(self) -> str:
@@ -110,18 +111,26 @@ class Completing:
         text = _text(answer.reply)
         if text is not None:
             check_size(text, "reply", self._settings.max_payload)
-        facts = None
-        if answer.token is not None:
-            if not isinstance(answer.token, str) or not answer.token.strip():
-                raise InvalidToken(None, "the token is blank; leave it out, or hand it on as it was issued")
-            facts = self._keys.verify(answer.token)
+        facts, misfit = None, None
+        try:
+            facts = None if answer.token is None else self._verify(answer.token)
+        except InvalidToken as error:
+            if answer.interaction is None and answer.correlation is None:
+                raise
+            misfit = error
         return _Call(
             named=self._named(answer, facts),
             reply=answer.reply,
             text=text,
             actor=None if answer.actor is None else check_key("actor", answer.actor),
             facts=facts,
+            misfit=misfit,
         )
+
+    def _verify(self, token: object) -> TokenFacts:
+        if not isinstance(token, str) or not token.strip():
+            raise InvalidToken(None, "the token is blank; leave it out, or hand it on as it was issued")
+        return self._keys.verify(token)
 
     def _named(self, answer: Answer, facts: TokenFacts | None) -> tuple[str | None, str | None, str]:
         tenant = answer.tenant if answer.tenant is not None else facts.tenant if facts else self._settings.tenant
@@ -144,7 +153,10 @@ class Completing:
         types: dict[tuple[str, int, str], ReplyType | None] = {}
         for place, call in enumerate(calls):
             if place not in found:
-                ended[place] = UnknownInteraction(call.shown)
+                ended[place] = _unknown(call)
+                continue
+            if call.misfit is not None:
+                ended[place] = call.misfit
                 continue
             try:
                 waiting[place] = self._given(call, found[place], types)
@@ -284,6 +296,13 @@ def _rounds(waiting: dict[int, Given]) -> Iterator[dict[int, Given]]:
     while waiting:
         first = {given.found.id: place for place, given in reversed(waiting.items())}
         yield {place: waiting.pop(place) for place in sorted(first.values())}
+
+
+def _unknown(call: _Call) -> UnknownInteraction:
+    """Nobody asked that. Its cause is the token, if that does not hold either: a door may have to say no more."""
+    error = UnknownInteraction(call.shown)
+    error.__cause__ = call.misfit
+    return error
 
 
 def _text(reply: object) -> str | None:

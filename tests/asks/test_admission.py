@@ -240,7 +240,15 @@ async def test_the_order_of_the_checks_is_the_same_at_both_doors(h: Harness, doo
     await door.complete(interaction=answered.id, reply=YES)
     _, late = await asked(h, Expense, {"seconds": 60})
     await h.advance(timedelta(seconds=90))
+    wrong = ("nonsense", " ", "sw1.gone.W10.abc")
 
+    for token in wrong:
+        await refused(h, door, "unknown", interaction=str(uuid4()), token=token)
+        await refused(h, door, "unknown", correlation=str(uuid4()), token=token)
+        await refused(h, door, "token", interaction=guarded.id, token=token, reply="wrong")
+        await refused(h, door, "token", token=token, reply="wrong")
+    await refused(h, door, "size", interaction=guarded.id, token=wrong[0], reply="x" * 3_000_000)
+    await refused(h, door, "input", interaction=str(uuid4()), token=wrong[0], tenant="x" * 201)
     await refused(h, door, "token", interaction=guarded.id, reply="wrong")
     await refused(h, door, "conflict", interaction=answered.id, reply="wrong")
     assert await door.complete(interaction=answered.id, reply=YES)  # after its deadline, still a duplicate

@@ -259,6 +259,21 @@ async def test_a_token_opens_no_question_that_requires_none_unless_it_is_its_own
     assert (await door.h.engine.interactions.get(other.id)).status.is_open
 
 
+async def test_who_is_not_known_learns_nothing_of_a_question_by_a_token_that_does_not_hold(door: Door) -> None:
+    """61: the answer is the same whether or not there is such a question; who is known learns that there is none."""
+    question, unknown = await door.ask(token=True), "7d0f0b1e-6f0c-4c39-9d4b-0d3a4a5f1c11"
+    forged = (await door.h.engine.interactions.token(question.id))[:-2]
+
+    for token in (forged, "nonsense", "sw1.gone.W10.abc"):
+        there = await door.complete(None, interactionId=question.id, resumeToken=token, responsePayload=YES)
+        nowhere = await door.complete(None, interactionId=unknown, resumeToken=token, responsePayload=YES)
+        told = await door.complete(ANA, interactionId=unknown, resumeToken=token, responsePayload=YES)
+
+        assert problem(there) == (401, "token", "resumeToken")
+        assert (nowhere.status_code, nowhere.json()) == (there.status_code, there.json())
+        assert problem(told) == (404, "unknown", None)
+
+
 async def test_a_caller_of_a_tenant_does_not_answer_anothers_question_by_its_token(door: Door) -> None:
     """61."""
     question = await door.ask(token=True)

@@ -108,9 +108,10 @@ def too_fast(seconds: float) -> Problem:
 
 def refusal(error: CompletionRefused, *, has_bearer: bool) -> Problem:
     """The problem of an answer that was not admitted."""
-    if isinstance(error, InvalidToken) and not has_bearer:
+    wrong = error if isinstance(error, InvalidToken) else error.__cause__
+    if isinstance(wrong, InvalidToken) and not has_bearer:
         # To somebody unknown nothing but this: neither whether there is such a question, nor how it stands.
-        return Problem(401, error.reason, error.problem, field="resumeToken", headers=_BEARER)
+        return Problem(401, wrong.reason, wrong.problem, field="resumeToken", headers=_BEARER)
     problem = Problem(STATUSES.get(type(error), 409), error.reason, str(error))
     if error.interaction is not None:
         problem.more["interactionId"] = error.interaction
