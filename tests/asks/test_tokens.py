@@ -7,9 +7,11 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepwell import InvalidToken, SettingError, UnknownInteraction
+from stepwell._core.tokens import TokenFacts, TokenKeys
 from stepwell.testing import Harness
 from tests.asks.askers import Recorder, each_asker
 from tests.asks.looks import OLD_SECRET, SECRET, PythonDoor, Refused, SqlDoor, asked, pending, questions, snapshot
@@ -88,6 +90,25 @@ async def test_a_token_that_is_not_as_issued_is_refused(h: Harness, door: Python
     assert not await door.complete(token=token, reply=YES)
 
 
+@pytest.mark.parametrize("field", TokenFacts.__struct_fields__)
+async def test_a_token_that_is_signed_rightly_for_something_else_is_refused(
+    h: Harness, door: PythonDoor, field: str
+) -> None:
+    """Scenario 61: of another tenant, interaction, correlation, execution, step or deadline, and right in all else."""
+    _, question = await asked(h, Expense, GUARDED)
+    _, other = await asked(h, Expense, GUARDED)
+    token, others = [await h.engine.interactions.token(q.id) for q in (question, other)]
+    keys = TokenKeys.read({"new": SECRET})
+    elsewhere = {"tenant": "acme", "step": "decided", "deadline": None}
+    value = elsewhere[field] if field in elsewhere else getattr(keys.verify(others), field)
+    made = keys.sign(msgspec.structs.replace(keys.verify(token), **{field: value}))
+
+    await refused(h, door, "token", interaction=question.id, token=made, tenant="")
+    await refused(h, door, "unknown" if field == "tenant" else "token", token=made)
+
+    assert not await door.complete(interaction=question.id, token=token, tenant="", reply=YES)
+
+
 async def test_a_token_of_another_engine_is_refused(h: Harness) -> None:
     """Scenario 61: signed with another secret under the same id; or with a key that is gone from the ring."""
     _, question = await asked(h, Expense, GUARDED)
@@ -141,6 +162,21 @@ async def test_a_token_ends_with_its_question(h: Harness, door: PythonDoor) -> N
 
     await refused(h, door, "late", token=token)
     await refused(h, door, "closed", token=closed)
+
+
+async def test_a_token_of_a_question_that_has_timed_out_answers_nothing(h: Harness, door: PythonDoor) -> None:
+    """Scenario 63: late until the timeout is noted, closed ever after; by the token alone, and beside the id."""
+    expense, question = await asked(h, Expense, GUARDED)
+    token = await h.engine.interactions.token(question.id)
+    await h.advance(timedelta(seconds=601))
+    await h.drain()
+
+    said = [await refused(h, door, "closed", **named) for named in (
+        {"token": token}, {"interaction": question.id, "token": token})]  # fmt: skip
+
+    assert all("timed out" in words for words in said)
+    ended = await h.assert_done(expense)
+    assert ended.result["status"] == "timed_out"
 
 
 async def test_a_question_asked_again_has_a_token_of_its_own(h: Harness, door: PythonDoor) -> None:
