@@ -120,6 +120,20 @@ async def test_another_tenants_question_is_unknown(h: Harness, door: PythonDoor)
     assert not await door.complete(interaction=theirs.id, tenant="acme", reply=YES)
 
 
+async def test_no_tenant_is_the_empty_one_and_a_blank_one_is_nobodys(h: Harness, door: PythonDoor) -> None:
+    """Scenario 60: who asks without a tenant is answered with "", or without a word; a blank names another tenant."""
+    _, ours = await asked(h, Expense)
+    _, blanks = await asked(h, Expense, tenant=" ")
+
+    await refused(h, door, "unknown", interaction=ours.id, tenant=" ")
+    await refused(h, door, "unknown", correlation=ours.correlation_id, tenant=" ")
+    await refused(h, door, "unknown", interaction=blanks.id, tenant="")
+
+    assert ours.tenant == ""
+    assert not await door.complete(interaction=ours.id, tenant="", reply=YES)
+    assert await door.complete(interaction=ours.id, reply=YES)
+
+
 async def test_an_answer_names_one_question(h: Harness, door: PythonDoor) -> None:
     """Scenario 60: none is an error of the caller, and so are names that no row can have. An id and a correlation, as
     providers echo them, must be those of one question."""
