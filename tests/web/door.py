@@ -11,6 +11,7 @@ import httpx
 from stepwell import Ask, Context, Done, Interaction, Machine, Next, step
 from stepwell.testing import Harness
 from stepwell.web import BearerToken, completions
+from tests.asks.looks import snapshot
 
 KEYS = {"2026-11": "a secret of the tests, of at least 32 bytes"}
 ANA, READER, ANSWERER, ACME = ("ana-" + "a" * 40, "reader-" + "r" * 40, "answerer-" + "c" * 40, "acme-" + "m" * 40)
@@ -76,6 +77,14 @@ class Door:
 
     async def complete(self, secret: str | None = ANA, **body: Any) -> httpx.Response:
         return await self.client.post("/interactions/complete", json=body, headers=bearing(secret))
+
+    async def refused(self, secret: str | None = ANA, **body: Any) -> httpx.Response:
+        """The refusal of an answer, which has changed nothing."""
+        before = await snapshot(self.h)
+        answer = await self.complete(secret, **body)
+        assert answer.is_client_error, answer.text
+        assert await snapshot(self.h) == before
+        return answer
 
     async def get(self, path: str, secret: str | None = ANA, **query: Any) -> httpx.Response:
         return await self.client.get(path, params=query, headers=bearing(secret))

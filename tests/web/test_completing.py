@@ -67,7 +67,7 @@ async def test_the_same_answer_again_is_a_duplicate_and_another_one_a_conflict(d
     await door.complete(interactionId=question.id, responsePayload=YES)
 
     same = await door.complete(correlationId=question.correlation_id, responsePayload=YES)
-    other = await door.complete(interactionId=question.id, responsePayload={"approved": False})
+    other = await door.refused(interactionId=question.id, responsePayload={"approved": False})
     await door.h.drain()
 
     assert (same.status_code, same.json()["duplicate"]) == (200, True)
@@ -98,11 +98,11 @@ async def test_nobody_and_another_tenants_question_are_the_same_to_a_caller(door
     unknown = "7d0f0b1e-6f0c-4c39-9d4b-0d3a4a5f1c11"
 
     refused = [
-        await door.complete(ANA, interactionId=unknown, responsePayload=YES),
-        await door.complete(ANA, correlationId=unknown, responsePayload=YES),
-        await door.complete(ANA, interactionId=acmes.id, responsePayload=YES),
-        await door.complete(ACME, interactionId=ours.id, responsePayload=YES),
-        await door.complete(ACME, correlationId=ours.correlation_id, responsePayload=YES),
+        await door.refused(ANA, interactionId=unknown, responsePayload=YES),
+        await door.refused(ANA, correlationId=unknown, responsePayload=YES),
+        await door.refused(ANA, interactionId=acmes.id, responsePayload=YES),
+        await door.refused(ACME, interactionId=ours.id, responsePayload=YES),
+        await door.refused(ACME, correlationId=ours.correlation_id, responsePayload=YES),
     ]
     admitted = await door.complete(ACME, interactionId=acmes.id, responsePayload=YES)
 
@@ -116,8 +116,8 @@ async def test_a_question_that_is_named_twice_is_the_same_by_both_names_or_nobod
     question, other = await door.ask(token=True), await door.ask()
     token = await door.h.engine.interactions.token(question.id)
 
-    mixed = await door.complete(interactionId=question.id, correlationId=other.correlation_id, responsePayload=YES)
-    mixed_too = await door.complete(
+    mixed = await door.refused(interactionId=question.id, correlationId=other.correlation_id, responsePayload=YES)
+    mixed_too = await door.refused(
         None, interactionId=question.id, correlationId=other.correlation_id, resumeToken=token, responsePayload=YES
     )
     whole = await door.complete(
@@ -142,12 +142,15 @@ async def test_a_reply_that_is_nested_deeply_is_refused_and_hurts_nobody_else(do
 
     assert problem(refused)[0] in (400, 409, 422)
     assert admitted.status_code == 200
+    assert (await door.h.engine.interactions.get(question.id)).reply == YES
 
 
 @pytest.mark.parametrize("named", [{}, {"interactionId": " ", "correlationId": "", "resumeToken": None}])
 async def test_an_answer_to_no_question_is_refused(door: Door, named: dict[str, Any]) -> None:
     """60."""
-    answer = await door.complete(**named, responsePayload=YES)
+    await door.ask()
+
+    answer = await door.refused(**named, responsePayload=YES)
 
     assert problem(answer)[0] == 422
 
@@ -156,9 +159,9 @@ async def test_an_answer_of_another_type_is_refused_and_the_question_stays_open(
     """65."""
     question = await door.ask()
 
-    wrong = await door.complete(interactionId=question.id, responsePayload={"approved": "perhaps"})
-    missing = await door.complete(interactionId=question.id, responsePayload={})
-    null = await door.complete(interactionId=question.id, responsePayload=None)
+    wrong = await door.refused(interactionId=question.id, responsePayload={"approved": "perhaps"})
+    missing = await door.refused(interactionId=question.id, responsePayload={})
+    null = await door.refused(interactionId=question.id, responsePayload=None)
     right = await door.complete(interactionId=question.id, responsePayload=YES)
 
     assert problem(wrong) == (422, "type", "responsePayload.approved")
@@ -170,9 +173,9 @@ async def test_an_answer_of_another_type_is_refused_and_the_question_stays_open(
 async def test_a_value_that_postgres_can_not_hold_is_refused_by_its_field(door: Door) -> None:
     question = await door.ask()
 
-    in_reply = await door.complete(interactionId=question.id, responsePayload={"approved": True, "note": "\x00"})
-    in_actor = await door.complete(ANSWERER, interactionId=question.id, responsePayload=YES, actor="a\x00")
-    long_actor = await door.complete(ANSWERER, interactionId=question.id, responsePayload=YES, actor="x" * 201)
+    in_reply = await door.refused(interactionId=question.id, responsePayload={"approved": True, "note": "\x00"})
+    in_actor = await door.refused(ANSWERER, interactionId=question.id, responsePayload=YES, actor="a\x00")
+    long_actor = await door.refused(ANSWERER, interactionId=question.id, responsePayload=YES, actor="x" * 201)
 
     assert problem(in_reply)[0] == 422
     assert [problem(in_actor), problem(long_actor)] == [(422, "field", "actor")] * 2
@@ -184,8 +187,8 @@ async def test_an_answer_that_is_too_large_is_refused(make_door: MakeDoor) -> No
     question = await door.ask()
 
     long_reply = {"approved": True, "note": "x" * (door.h.engine.settings.max_payload + 1)}
-    reply = await door.complete(interactionId=question.id, responsePayload=long_reply)
-    body = await door.complete(interactionId=question.id, responsePayload="x" * 2 * 1024 * 1024)
+    reply = await door.refused(interactionId=question.id, responsePayload=long_reply)
+    body = await door.refused(interactionId=question.id, responsePayload="x" * 2 * 1024 * 1024)
 
     assert problem(reply)[:2] == (413, "size")
     assert problem(body) == (413, "size", None)
@@ -198,7 +201,7 @@ async def test_a_closed_question_takes_no_answer_even_with_a_good_token(door: Do
     token = await door.h.engine.interactions.token(question.id)
     await door.h.engine.cancel(question.instance_id)
 
-    answer = await door.complete(None, resumeToken=token, responsePayload=YES)
+    answer = await door.refused(None, resumeToken=token, responsePayload=YES)
 
     assert problem(answer) == (409, "closed", None)
     assert answer.json()["interactionStatus"] == "cancelled"
@@ -209,7 +212,7 @@ async def test_an_answer_after_the_deadline_is_too_late_and_the_instance_times_o
     question = await door.ask(hours=1)
     await door.h.advance(timedelta(hours=2))
 
-    answer = await door.complete(interactionId=question.id, responsePayload=YES)
+    answer = await door.refused(interactionId=question.id, responsePayload=YES)
     await door.h.drain()
 
     assert problem(answer) == (410, "late", None)
@@ -225,15 +228,15 @@ async def test_a_question_that_requires_its_token_is_answered_by_nobody_without(
     forged = token[:-1] + ("A" if token[-1] != "A" else "B")
 
     known = [
-        await door.complete(ANA, interactionId=question.id, responsePayload=YES),
-        await door.complete(ANA, interactionId=question.id, resumeToken=forged, responsePayload=YES),
-        await door.complete(ANA, interactionId=question.id, resumeToken=foreign, responsePayload=YES),
+        await door.refused(ANA, interactionId=question.id, responsePayload=YES),
+        await door.refused(ANA, interactionId=question.id, resumeToken=forged, responsePayload=YES),
+        await door.refused(ANA, interactionId=question.id, resumeToken=foreign, responsePayload=YES),
     ]
     unknown = [
-        await door.complete(None, interactionId=question.id, resumeToken=forged, responsePayload=YES),
-        await door.complete(None, interactionId=question.id, resumeToken=foreign, responsePayload=YES),
-        await door.complete(None, resumeToken="sw1.nobody.e30.e30", responsePayload=YES),
-        await door.complete(None, resumeToken="nonsense", responsePayload=YES),
+        await door.refused(None, interactionId=question.id, resumeToken=forged, responsePayload=YES),
+        await door.refused(None, interactionId=question.id, resumeToken=foreign, responsePayload=YES),
+        await door.refused(None, resumeToken="sw1.nobody.e30.e30", responsePayload=YES),
+        await door.refused(None, resumeToken="nonsense", responsePayload=YES),
     ]
     whole = await door.complete(ANA, interactionId=question.id, resumeToken=token, responsePayload=YES)
 
@@ -249,9 +252,9 @@ async def test_a_token_opens_no_question_that_requires_none_unless_it_is_its_own
     foreign = await door.h.engine.interactions.token(other.id)
 
     answers = [
-        await door.complete(None, interactionId=plain.id, resumeToken=foreign, responsePayload=YES),
-        await door.complete(None, correlationId=plain.correlation_id, resumeToken=foreign, responsePayload=YES),
-        await door.complete(None, interactionId=plain.id, resumeToken="nonsense", responsePayload=YES),
+        await door.refused(None, interactionId=plain.id, resumeToken=foreign, responsePayload=YES),
+        await door.refused(None, correlationId=plain.correlation_id, resumeToken=foreign, responsePayload=YES),
+        await door.refused(None, interactionId=plain.id, resumeToken="nonsense", responsePayload=YES),
     ]
 
     assert [problem(answer) for answer in answers] == [(401, "token", "resumeToken")] * 3
@@ -265,9 +268,9 @@ async def test_who_is_not_known_learns_nothing_of_a_question_by_a_token_that_doe
     forged = (await door.h.engine.interactions.token(question.id))[:-2]
 
     for token in (forged, "nonsense", "sw1.gone.W10.abc"):
-        there = await door.complete(None, interactionId=question.id, resumeToken=token, responsePayload=YES)
-        nowhere = await door.complete(None, interactionId=unknown, resumeToken=token, responsePayload=YES)
-        told = await door.complete(ANA, interactionId=unknown, resumeToken=token, responsePayload=YES)
+        there = await door.refused(None, interactionId=question.id, resumeToken=token, responsePayload=YES)
+        nowhere = await door.refused(None, interactionId=unknown, resumeToken=token, responsePayload=YES)
+        told = await door.refused(ANA, interactionId=unknown, resumeToken=token, responsePayload=YES)
 
         assert problem(there) == (401, "token", "resumeToken")
         assert (nowhere.status_code, nowhere.json()) == (there.status_code, there.json())
@@ -279,7 +282,7 @@ async def test_a_caller_of_a_tenant_does_not_answer_anothers_question_by_its_tok
     question = await door.ask(token=True)
     token = await door.h.engine.interactions.token(question.id)
 
-    answer = await door.complete(ACME, resumeToken=token, responsePayload=YES)
+    answer = await door.refused(ACME, resumeToken=token, responsePayload=YES)
 
     assert answer.status_code in (403, 404)
     assert problem(answer)[1] in ("token", "unknown")
