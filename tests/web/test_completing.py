@@ -77,6 +77,21 @@ async def test_the_same_answer_again_is_a_duplicate_and_another_one_a_conflict(d
     assert done.result["said"] == YES
 
 
+async def test_the_key_of_an_answer_makes_it_neither_a_duplicate_nor_another_one(door: Door) -> None:
+    """17, 19, Gap 11: payloads are compared: the same one is a duplicate, another one a conflict, whatever the key."""
+    question = await door.ask()
+    named = {"interactionId": question.id}
+    await door.complete(**named, responsePayload=YES, idempotencyKey="one")
+
+    same = [await door.complete(**named, responsePayload=YES, idempotencyKey=key) for key in ("one", "two")]
+    other = [await door.refused(**named, responsePayload={"approved": False}, idempotencyKey=key)
+             for key in ("one", "two")]  # fmt: skip
+
+    assert [(answer.status_code, answer.json()["duplicate"]) for answer in same] == [(200, True)] * 2
+    assert [problem(answer) for answer in other] == [(409, "conflict", None)] * 2
+    assert (await door.h.engine.interactions.get(question.id)).reply == YES
+
+
 async def test_of_two_answers_at_once_one_is_admitted(door: Door) -> None:
     """20."""
     question = await door.ask()
