@@ -48,16 +48,21 @@ def asker(reply: Any = Any, request: Any = None, transport: str = "inbox", name:
     return Asker
 
 
-def each_asker(items: Callable[[], Any], reply: Any = Any, name: str = "Each", **options: Any) -> Any:
-    """A machine that asks about each item, and is done with [index, status, value] of its replies."""
+def each_asker(
+    items: Callable[[], Any], reply: Any = Any, transport: str = "inbox", name: str = "Each", **options: Any
+) -> Any:
+    """A machine that asks about each item, and is done with [index, status, value] of its replies; `seen` has them."""
 
     class Each(Machine, name=name):
+        seen = Seen()
+
         @step
         async def start(self, ctx: Context[Any]) -> Outcome:
-            return Ask.each("inbox", items(), reply=reply, then=self.collect, **options)
+            return Ask.each(transport, items(), reply=reply, then=self.collect, **options)
 
         @step
         async def collect(self, ctx: Context[Any]) -> Outcome:
+            self.seen.replies += ctx.replies
             return Done([[r.index, r.status, r.value] for r in ctx.replies])
 
     return Each

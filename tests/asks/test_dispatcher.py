@@ -16,6 +16,7 @@ from stepwell._runtime.worker import Worker
 from stepwell.errors import Undeliverable
 from stepwell.testing import Harness, armed
 from stepwell.transports import Transport
+from tests.asks.askers import asker, each_asker
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 from tests.support.transports import Recording
@@ -24,11 +25,13 @@ from tests.support.waiting import eventually
 Hire = Callable[..., Awaitable[tuple[Engine, Worker]]]
 SOON = timedelta(milliseconds=100)
 NEVER = asyncio.Event  # of which nobody sets one
+ONE = asker(transport="there", timeout=timedelta(hours=1), name="One")
+EACH = each_asker(lambda: [1, 2, 3], transport="there", window=1)
 
 
 @pytest.fixture
 async def h(make_harness: MakeHarness) -> Harness:
-    return await make_harness([Expense, Batch])
+    return await make_harness([Expense, Batch, ONE, EACH])
 
 
 @pytest.fixture
@@ -108,11 +111,14 @@ async def test_what_is_undeliverable_fails_at_once_and_wakes_the_instance(h: Har
     there = Recording(acts=[Undeliverable("no such address")])
     engine, _ = await hire(there)
 
-    expense = await engine.start(Expense, {"amount": 1, "transport": "there", "seconds": 3600.0})
-    done = await expense.wait(timeout=30)
+    one = await engine.start(ONE)
+    done = await one.wait(timeout=30)
 
-    assert (done.status, done.result["status"]) == ("done", "failed")
+    assert (done.status, done.result) == ("done", "failed")
     assert len(there.sent) == 1
+    reply = ONE.seen.replies.pop()
+    assert (reply.status, reply.error, reply.interaction_id) == ("failed", "no such address", there.ids()[0])
+    assert (reply.value, reply.is_completed) == (None, False)
     [row] = await h.sql("select status, error from stepwell.interactions")
     assert tuple(row) == ("failed", "no such address")
 
@@ -121,10 +127,13 @@ async def test_an_undeliverable_item_is_one_reply_of_many(hire: Hire) -> None:
     there = Recording(acts=[Undeliverable("not this one"), None], reply=1, max_in_flight=1)
     engine, _ = await hire(there)
 
-    batch = await engine.start(Batch, {"items": [1, 2, 3], "transport": "there", "window": 1})
-    done = await batch.wait(timeout=30)
+    each = await engine.start(EACH)
+    done = await each.wait(timeout=30)
 
     assert [status for _, status, _ in done.result] == ["failed", "completed", "completed"]
+    replies, EACH.seen.replies = EACH.seen.replies, []
+    assert [reply.error for reply in replies] == ["not this one", None, None]
+    assert [reply.interaction_id for reply in replies] == there.ids()
 
 
 @pytest.mark.parametrize("trouble", ["does not open", "hangs at opening", "fails to send", "hangs at sending"])

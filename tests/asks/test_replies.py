@@ -63,13 +63,14 @@ async def ask_all(h: Harness, asking: dict[str, Any]) -> dict[str, str]:
     return {how: by_instance[one.id] for how, one in zip(asking, started, strict=True)}
 
 
-def check(asking: dict[str, Any]) -> None:
-    """Each step has seen its typed value, of the very type."""
+def check(asking: dict[str, Any], ids: dict[str, str]) -> None:
+    """Each step has seen its typed value, of the very type, and which question it answers."""
     for how, (_, _, expected) in TYPED.items():
         reply = asking[how].seen.replies.pop()
         assert (reply.status, reply.value, type(reply.value)) == ("completed", expected, type(expected)), how
         assert reply.is_completed
         assert reply.completed_at is not None
+        assert (reply.interaction_id, reply.error) == (ids[how], None), how
 
 
 async def test_a_reply_from_python_is_typed(make_harness: MakeHarness) -> None:
@@ -77,15 +78,17 @@ async def test_a_reply_from_python_is_typed(make_harness: MakeHarness) -> None:
     asking = machines()
     h = await make_harness(asking.values())
 
-    for how, id_ in (await ask_all(h, asking)).items():
+    plain = await ask_all(h, asking)
+    for how, id_ in plain.items():
         await h.engine.complete(interaction=id_, reply=TYPED[how][1])
     await h.drain(concurrency=10)
-    check(asking)
+    check(asking, plain)
 
-    for how, id_ in (await ask_all(h, asking)).items():
+    typed = await ask_all(h, asking)
+    for how, id_ in typed.items():
         await h.engine.complete(interaction=id_, reply=TYPED[how][2] if how != "set" else [1, 2])
     await h.drain(concurrency=10)
-    check(asking)
+    check(asking, typed)
 
 
 async def test_a_reply_from_sql_is_typed(make_harness: MakeHarness) -> None:
@@ -99,7 +102,7 @@ async def test_a_reply_from_sql_is_typed(make_harness: MakeHarness) -> None:
         assert await SqlDoor(h).complete(interaction=id_, reply=TYPED[how][1]), how
 
     await h.drain(concurrency=10)
-    check(asking)
+    check(asking, ids)
 
 
 async def test_a_question_shows_its_type(make_harness: MakeHarness) -> None:
