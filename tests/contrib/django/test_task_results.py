@@ -69,7 +69,7 @@ def test_a_refused_task_does_not_spoil_the_transaction_of_its_caller(tasks: Task
     assert ended(result).return_value["order"] == 5
 
 
-@pytest.mark.parametrize("unknown", ["999999999", "0", "-1", "abc", "", "²", str(2**63), "1.5"])
+@pytest.mark.parametrize("unknown", ["999999999", "0", "-1", "abc", "", "²", str(2**63), "1.5", "9" * 5_000])
 def test_a_result_that_is_not_there_does_not_exist(tasks: Tasks, unknown: str) -> None:
     with pytest.raises(TaskResultDoesNotExist):
         tasks.print_label.get_result(unknown)

@@ -71,7 +71,7 @@ class StepwellBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> TaskResult[Any, Any]:
         """The result as it stands; also of another process's task, also of one that this transaction enqueued."""
         given = str(result_id)
-        number = int(given) if given.isascii() and given.isdigit() else 0
+        number = int(given) if given.isascii() and given.isdigit() and len(given) <= len(str(LARGEST_ID)) else 0
         instance = read_instance(number) if 0 < number <= LARGEST_ID else None
         if instance is None or instance.machine != DjangoTask.name or instance.state["backend"] != self.alias:
             raise TaskResultDoesNotExist(result_id)
