@@ -17,6 +17,7 @@ from stepwell.errors import Undeliverable
 from stepwell.testing import Harness, armed
 from stepwell.transports import Transport
 from tests.asks.askers import asker, each_asker
+from tests.asks.looks import SECRET
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 from tests.support.transports import Recording
@@ -27,6 +28,7 @@ SOON = timedelta(milliseconds=100)
 NEVER = asyncio.Event  # of which nobody sets one
 ONE = asker(transport="there", timeout=timedelta(hours=1), name="One")
 EACH = each_asker(lambda: [1, 2, 3], transport="there", window=1)
+SAID = "questions that need a token wait for a worker that has token_keys"
 
 
 @pytest.fixture
@@ -320,6 +322,38 @@ async def test_who_holds_an_instance_holds_up_no_other_question_that_can_not_be_
         assert (await held.get()).status == "awaiting_external"
 
     assert (await held.wait(timeout=30)).result["status"] == "failed"
+
+
+async def test_a_worker_without_keys_leaves_what_needs_a_token_to_one_that_has_keys(
+    make_harness: MakeHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it can not sign it does not take: what needs no token goes out from behind it, and the log says so once."""
+    h = await make_harness([Expense], token_keys={"new": SECRET})
+    shut, bare, keyed = Recording(), Recording(), Recording()
+    shut.at_open = ConnectionError("not yet")
+    async with h.another_engine(transports=[shut]) as asking, asking.worker(drain_timeout=timedelta(0)):
+        guarded, plain = [await asking.start(Expense, {"transport": "there", "token": t}) for t in (True, False)]
+        for expense in (guarded, plain):
+            await expense.wait(until="settled", timeout=30)
+    before = await h.sql("select * from stepwell.interactions where instance_id = $1", guarded.id)
+
+    async with (
+        h.another_engine(transports=[bare], token_keys=None) as engine,
+        engine.worker(poll=SOON, max_poll=SOON),
+    ):
+        with armed("timers.ticked") as ticked:
+            await eventually(lambda: SAID in caplog.text)
+            await ticked.reached(len(ticked.facts) + 3)
+        await eventually(lambda: bare.sent)
+        after = await h.sql("select * from stepwell.interactions where instance_id = $1", guarded.id)
+    async with h.another_engine(transports=[keyed]) as engine, engine.worker():
+        await eventually(lambda: keyed.sent)
+
+    assert [(sent.instance_id, sent.token) for sent in bare.sent] == [(plain.id, None)]
+    assert after == before
+    assert (before[0]["status"], before[0]["attempts"]) == ("waiting", 0)
+    assert [(sent.instance_id, sent.attempt, sent.token is None) for sent in keyed.sent] == [(guarded.id, 1, False)]
+    assert caplog.text.count(SAID) == 1
 
 
 @asynccontextmanager

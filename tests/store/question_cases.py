@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from stepwell._store.interactions import BEFORE_ALL
 from tests.store.cases import SESSIONS
-from tests.store.questions import LOST, SENDER, SENDING, SHARE, Questions
+from tests.store.questions import LOST, SENDER, SENDING, SHARE, TO_SEND, Questions
 
 Arguments = Callable[[Questions, int], tuple[Any, ...]]
 TABLES = ("interactions", "await_units", "instances")
@@ -127,8 +127,12 @@ CASES = [
       for n in (1, 100)),
     *(QuestionCase("interactions/admit", admit, n, _QU | {"instances_pkey"}, 45) for n in (1, 100)),
     *(QuestionCase("interactions/answer_plain", answer_plain, n, _QU | {"instances_pkey"}, 75) for n in (1, 100)),
-    *(QuestionCase("interactions/claim", lambda _, n: (SENDER, "there", n), n, _QU | {"interactions_dispatch"}, 50)
-      for n in (1, 50)),
+    *(QuestionCase("interactions/claim", lambda _, n: (SENDER, "there", n, True), n, _QU | {"interactions_dispatch"},
+                   50) for n in (1, 50)),
+    *(QuestionCase("interactions/claim", lambda _, n: (SENDER, "there", n, False), n, _QU | {"interactions_dispatch"},
+                   50, label="without keys") for n in (1, 50)),
+    QuestionCase("interactions/has_guarded", lambda _, n: ("there",), TO_SEND // SHARE,
+                 _QU - _Q | {"interactions_dispatch"}),
     *(QuestionCase("interactions/record", record, n, _Q, 50) for n in (1, 50)),
     *(QuestionCase("interactions/seal_taken", seal, n, _Q, 50) for n in (1, 50)),
     *(QuestionCase("interactions/fail", fail, n, _Q, 45) for n in (1, 50)),

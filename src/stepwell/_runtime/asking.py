@@ -65,8 +65,8 @@ class Asking:
 
     @property
     def wakes(self) -> Mapping[str, Callable[[], None]]:
-        """How to wake the dispatchers, by transport."""
-        return {name: dispatcher.wake for name, dispatcher in self._dispatchers.items()}
+        """How to tell the dispatchers that something is to be sent, by transport."""
+        return {name: dispatcher.tell for name, dispatcher in self._dispatchers.items()}
 
     def start(self) -> None:
         for service in (*self._dispatchers.values(), *self._receivers, self._reconciler):

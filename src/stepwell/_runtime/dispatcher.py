@@ -86,6 +86,13 @@ class Dispatcher(Service):
         self._in_hand: set[str] = set()  # taken, and not noted yet
         self._is_in_doubt = False  # something may be taken that we do not know of
         self._is_draining = False
+        self._is_told = False  # the timers say that something is to be sent
+        self._leaves_guarded = False  # there are questions that need a token, and no keys here to sign one with
+
+    def tell(self) -> None:
+        """Something is to be sent, and has been for a while."""
+        self._is_told = True
+        self.wake()
 
     async def tick(self) -> float | None:
         await self._note()
@@ -98,7 +105,9 @@ class Dispatcher(Service):
             return later
         await self._opened.ensure(self._lease)
         self._is_in_doubt = True  # until we have what is taken: an answer may be lost on its way
-        taken = await interactions.claim(self._database, self._lease.worker_id, self.transport.name, room)
+        taken = await interactions.claim(
+            self._database, self._lease.worker_id, self.transport.name, room, has_keys=not self._token_keys.is_empty
+        )
         if _probes.hooks and taken:
             await _probes.reach("dispatcher.claimed", ids=[out.dispatch.interaction_id for out in taken])
         for dispatch in await self._with_tokens(taken):
@@ -107,7 +116,18 @@ class Dispatcher(Service):
             self._sending.add(task)
             task.add_done_callback(self._ended)
         self._is_in_doubt = False
+        if self._is_told and not taken:
+            await self._look_for_guarded()
+        self._is_told = False
         return 0.0 if len(taken) == room else later
+
+    async def _look_for_guarded(self) -> None:
+        """Say, once, that there are questions which only a worker with keys can send."""
+        if self._token_keys.is_empty and not self._leaves_guarded:
+            self._leaves_guarded = await interactions.has_guarded(self._database, self.transport.name)
+            if self._leaves_guarded:
+                log.warning("%s: questions that need a token wait for a worker that has token_keys; this one has none",
+                            self.name)  # fmt: skip
 
     async def drain(self, patience: float) -> None:
         """Take no more; wait for what is being sent, and note it. What is left is given back, and sent by others."""

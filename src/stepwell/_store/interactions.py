@@ -192,10 +192,18 @@ async def _expire(db: Database, late: list[tuple[str, int]]) -> tuple[int, Settl
         return len(ids), await units.settle(session, resolved)
 
 
-async def claim(db: Queryable, worker_id: int, transport: str, limit: int) -> list[Outgoing]:
-    """Take questions to send them."""
-    rows = await db.fetch("interactions/claim", worker_id, transport, limit)
+async def claim(
+    db: Queryable, worker_id: int, transport: str, limit: int, *, has_keys: bool = True
+) -> list[Outgoing]:
+    """Take questions to send them; without keys only such that need no token."""
+    rows = await db.fetch("interactions/claim", worker_id, transport, limit, has_keys)
     return [_outgoing(dict(row)) for row in rows]
+
+
+async def has_guarded(db: Queryable, transport: str) -> bool:
+    """Whether a question that needs a token is to be sent."""
+    [row] = await db.fetch("interactions/has_guarded", transport)
+    return bool(row["is_there"])
 
 
 async def record(db: Queryable, worker_id: int, sent: Sequence[Sent]) -> list[Sent]:

@@ -1,5 +1,6 @@
 -- Take up to $3 questions of one transport that are to be sent, the longest waiting first, items in their order.
--- Keeps: one worker sends a question at a time (skip locked, status); nothing is sent whose time is over.
+-- Keeps: one worker sends a question at a time (skip locked, status); nothing is sent whose time is over. Who has no
+--   keys to sign tokens with ($4: it has) passes over those that need one, and reads each of them.
 -- Index: interactions_dispatch; the primary keys. Locks: the questions, skip locked.
 -- Returns: what a transport is handed.
 with taken as materialized (
@@ -7,6 +8,9 @@ with taken as materialized (
   from stepwell.interactions q
   where q.transport = $2 and q.status = 'waiting' and q.next_at <= stepwell.now()
     and (q.deadline is null or q.deadline > stepwell.now())
+    and ($4::boolean or exists (select from stepwell.await_units u
+                                where u.id = q.unit_id and not u.requires_token
+                                offset 0))
   order by q.next_at, q.unit_id, q.item
   limit $3
   for no key update skip locked
