@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -159,6 +160,25 @@ async def test_a_transport_in_trouble_stops_nothing_else(h: Harness, hire: Hire,
     assert [(await e.wait(timeout=30)).result["status"] for e in good] == ["completed"] * 4
     assert [(await e.wait(timeout=30)).result["status"] for e in lost] == ["timed_out"] * 4
     assert worker.tally.reconciled == 0
+
+
+async def test_a_sending_that_never_ends_has_failed_and_keeps_no_place(
+    hire: Hire, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Digest, gap 18: dispatching for too long, in a worker that lives. There is one place, and it hangs there."""
+    there = Recording(acts=[NEVER(), None], reply={"approved": True}, max_in_flight=1)
+    there.send_timeout = SOON
+    with caplog.at_level(logging.INFO, "stepwell"):
+        engine, _ = await hire(there)
+
+        expenses = [await engine.start(Expense, {"transport": "there"}) for _ in range(3)]
+        done = [await expense.wait(timeout=30) for expense in expenses]
+
+    assert [ended.result["status"] for ended in done] == ["completed"] * 3
+    assert there.most_flying == 1
+    hung = there.sent[0]
+    assert [sent.attempt for sent in there.sent if sent.interaction_id == hung.interaction_id] == [1, 2]
+    assert f"{hung.interaction_id} was not sent: stepwell.errors.SendFailed: it took longer than {SOON}" in caplog.text
 
 
 async def test_a_transport_that_opens_at_last_sends_what_has_waited(hire: Hire) -> None:

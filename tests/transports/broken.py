@@ -24,6 +24,10 @@ class Restless(Memory):
         return timedelta(0)
 
 
+class Breathless(Memory):
+    send_timeout = timedelta(0)
+
+
 class Shortening(Memory):
     """Leaves out what it does not know."""
 

@@ -72,6 +72,7 @@ class Suite(StreamConformance):
 @pytest.mark.parametrize(("kind", "promise"), [
     (broken.Nameless, "it_says_what_an_engine_asks_before_it_sends"),
     (broken.Restless, "it_says_what_an_engine_asks_before_it_sends"),
+    (broken.Breathless, "it_says_what_an_engine_asks_before_it_sends"),
     (broken.Shortening, "a_question_arrives_whole_and_once"),
     (broken.Stuttering, "a_question_arrives_whole_and_once"),
     (broken.Renaming, "the_same_question_sent_again_has_the_same_ids"),

@@ -188,7 +188,7 @@ class Dispatcher(Service):
 
     async def _send(self, dispatch: Dispatch) -> None:
         try:
-            facts = await self.transport.send(dispatch)
+            facts = await self._send_in_time(dispatch)
         except Undeliverable as error:
             log.warning("%s: %s can not be sent: %s", self.name, dispatch.interaction_id, error)
             self._failed.append((dispatch, str(error)[:MAX_MESSAGE]))
@@ -202,6 +202,17 @@ class Dispatcher(Service):
             if _probes.hooks:
                 await _probes.reach("dispatcher.sent", id=dispatch.interaction_id)
             self._sent.append(Sent(dispatch.interaction_id, dispatch.attempt, metadata=self._stored(facts)))
+
+    async def _send_in_time(self, dispatch: Dispatch) -> Mapping[str, Any] | None:
+        """A sending that never ends would keep its place for ever: it is cut off, and has failed."""
+        longest = self.transport.send_timeout
+        try:
+            async with asyncio.timeout(longest.total_seconds()) as time:
+                return await self.transport.send(dispatch)
+        except TimeoutError as error:
+            if time.expired():
+                raise SendFailed(f"it took longer than {longest}, the transport's send_timeout") from error
+            raise
 
     def _pause_after(self, attempt: int, error: BaseException) -> timedelta:
         """What the error asks for, or the transport's own pause; the usual one if that makes no sense."""

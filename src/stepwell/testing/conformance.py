@@ -77,6 +77,7 @@ class TransportConformance(ABC):
         _require(isinstance(transport.name, str) and transport.name != "", "a transport has a name, to be asked by")
         _require(transport.sends, "this suite is for transports that send")
         _require(transport.max_in_flight >= 1, "max_in_flight is how many are sent at a time")
+        _require(timedelta(0) < transport.send_timeout, "send_timeout is how long one sending may take")
         waits = [transport.backoff(attempt) for attempt in range(1, 100)]
         _require(timedelta(0) < waits[0], "backoff(1) is more than nothing: a broken other side is left in peace")
         _require(waits == sorted(waits), "backoff does not shrink from one attempt to the next")

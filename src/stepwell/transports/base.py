@@ -15,6 +15,7 @@ but an UnknownInteraction may be an answer that came too early. Any other error:
 
 FIRST_BACKOFF = timedelta(seconds=1)
 LONGEST_BACKOFF = timedelta(minutes=5)
+MARGIN = timedelta(seconds=30)
 
 
 class Transport(ABC):
@@ -26,6 +27,7 @@ class Transport(ABC):
     name: str
     sends: bool = True  # False: nothing goes out, somebody looks for it
     max_in_flight: int = 50  # sendings at a time, in one worker
+    send_timeout: timedelta = timedelta(seconds=60)  # of one sending: cancelled then, it has failed
 
     async def open(self) -> None:  # noqa: B027 - many have nothing to connect to
         """Connect. Called by a worker before anything is sent; once more after `close`."""
@@ -46,3 +48,8 @@ class Transport(ABC):
     def backoff(self, attempt: int, /) -> timedelta:
         """How long to wait before the next try, after so many (from 1)."""
         return min(FIRST_BACKOFF * (1 << min(attempt - 1, 20)), LONGEST_BACKOFF)
+
+
+def outlasting(timeout: timedelta) -> timedelta:
+    """The `send_timeout` of a transport with a timeout of its own: that one comes first, its error says more."""
+    return max(Transport.send_timeout, timeout + MARGIN)

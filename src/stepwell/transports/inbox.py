@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from stepwell._core.interactions import Dispatch
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError, Undeliverable
 from stepwell.transports.base import Transport
+
+LONGEST_SENDING: Final = timedelta(days=1)
 
 
 class Inbox(Transport):
@@ -34,5 +37,12 @@ def with_inbox(transports: Iterable[Transport]) -> dict[str, Transport]:
             raise DefinitionError(f"transports: {type(transport).__name__} has no name of 1 to 200 characters")
         if name in found and not isinstance(transport, Inbox):
             raise DefinitionError(f"transports: two are called {name!r}")
+        if not _is_time(transport.send_timeout):
+            raise DefinitionError(f"transports: {name!r}: send_timeout: expected a timedelta above 0, at most "
+                                  f"{LONGEST_SENDING}, got {transport.send_timeout!r}")
         found.setdefault(name, transport)
     return found
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, timedelta) and timedelta(0) < value <= LONGEST_SENDING

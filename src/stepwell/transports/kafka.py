@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stepwell._core.interactions import Dispatch
 from stepwell.errors import SendFailed
-from stepwell.transports.base import Admit, Transport
+from stepwell.transports.base import Admit, Transport, outlasting
 from stepwell.transports.envelopes import write_headers, write_question
 from stepwell.transports.options import Options, import_client, read_author_headers, read_number, read_text, read_time
 
@@ -64,6 +64,7 @@ class Kafka(Transport):
         self._headers = options.read("headers", read_author_headers, headers)
         self._patience = options.read_patience(tries, every)
         self._timeout = options.read("timeout", read_time, timeout)
+        self.send_timeout = outlasting(self._timeout)
         self._batch = options.read("batch", read_number, batch)
         self.max_in_flight = options.read("max_in_flight", read_number, max_in_flight)
         self._config = options.read("config", _read_config, config or {})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepwell._core.interactions import Dispatch
 from stepwell.errors import SendFailed
-from stepwell.transports.base import Admit, Transport
+from stepwell.transports.base import Admit, Transport, outlasting
 from stepwell.transports.envelopes import write_headers, write_question
 from stepwell.transports.options import Options, import_client, read_author_headers, read_number, read_time
 
@@ -64,6 +64,7 @@ class Nats(Transport):
             raise options.error("ack_wait", f"expected more than tries x every, {self._patience.whole}; got {ack_wait}")
         self._wait = options.read("wait", read_time, wait)
         self._timeout = options.read("timeout", read_time, timeout)
+        self.send_timeout = outlasting(self._timeout)
         self._concurrency = options.read("concurrency", read_number, concurrency)
         self.max_in_flight = options.read("max_in_flight", read_number, max_in_flight)
         self._connect = dict(connect or {})

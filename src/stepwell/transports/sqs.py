@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepwell._core.interactions import Dispatch
 from stepwell.errors import SendFailed
-from stepwell.transports.base import Admit, Transport
+from stepwell.transports.base import Admit, Transport, outlasting
 from stepwell.transports.envelopes import write_headers, write_question
 from stepwell.transports.options import Options, import_client, read_author_headers, read_number, read_time
 
@@ -65,6 +65,7 @@ class Sqs(Transport):
         self._concurrency = options.read("concurrency", read_number, concurrency)
         self._batch = options.read("batch", _read_batch, batch)
         self._timeout = options.read("timeout", read_time, timeout)
+        self.send_timeout = outlasting(self._timeout)
         self.max_in_flight = options.read("max_in_flight", read_number, max_in_flight)
         given = {"region_name": region, "endpoint_url": endpoint}
         self._client = {**dict(client or {}), **{name: value for name, value in given.items() if value is not None}}

@@ -15,7 +15,7 @@ import msgspec
 from stepwell._core.interactions import Dispatch
 from stepwell.errors import DefinitionError, MissingExtra, SendFailed, Undeliverable
 from stepwell.transports.addresses import AddressGuard, AllowPrivate, BlockedAddress
-from stepwell.transports.base import Transport
+from stepwell.transports.base import Transport, outlasting
 from stepwell.transports.headers import read_headers, read_retry_after
 from stepwell.transports.hosts import Target, is_address, read_target
 from stepwell.transports.signing import SIGNATURE_HEADER, Secrets, read_secrets, sign
@@ -64,6 +64,7 @@ class Webhook(Transport):
         self._timeout = self._read("timeout", _read_timeout, timeout)
         self.max_in_flight = self._read("max_in_flight", _read_most, max_in_flight)
         self._follows = follow_redirects
+        self.send_timeout = outlasting(timeout * (MOST_HOPS + 1 if follow_redirects else 1))
         self._tls = tls
         self._resolver = resolver or self._posting.resolve
         self._poster: Poster | None = None

@@ -89,6 +89,18 @@ def test_it_is_declared_by_where_to_ask_and_where_answers_come(kind: str) -> Non
     assert (made.name, made.max_in_flight, made.sends) == ("payments", 7, True)
 
 
+@pytest.mark.parametrize("kind", RIGHT)
+def test_its_own_timeout_comes_before_the_engines(kind: str) -> None:
+    """Its error says more; and who gives it hours for a sending has hours."""
+    require(kind)
+    long = timedelta(hours=12)
+
+    usual, patient = [getattr(transports, kind)("p", **RIGHT[kind], **given) for given in ({}, {"timeout": long})]
+
+    assert usual.send_timeout == transports.Transport.send_timeout
+    assert patient.send_timeout > long
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "field", "problem"), [*((kind, *case) for kind in RIGHT for case in COMMON), *OWN]
 )
