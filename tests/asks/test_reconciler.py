@@ -13,6 +13,7 @@ from stepwell._runtime.worker import Worker
 from stepwell._store import units
 from stepwell._store.database import WORKER, Database
 from stepwell.testing import Harness, armed
+from tests.asks.looks import questions
 from tests.asks.machines import Batch, Expense
 from tests.support.transports import Recording
 from tests.support.waiting import eventually
@@ -92,6 +93,46 @@ async def test_a_unit_whose_questions_have_all_ended_is_counted(h: Harness, engi
 
     assert ended.result == [[0, "completed", 7], [1, "completed", 8]]
     assert worker.tally.reconciled == 1
+
+
+UNCOUNTED = (
+    "update stepwell.interactions set status = 'completed', reply = '7', finished_at = now() "
+    "where instance_id = $1 and item = 0"
+)
+STRAYS = {  # how wide the window is, what somebody does, and what is out after a look
+    "answered, not counted": (1, [UNCOUNTED], [1]),
+    "one of two answered, not counted": (2, [UNCOUNTED], [1, 2]),
+    "counted, no other let out": (1, [
+        UNCOUNTED, "update stepwell.await_units set resolved = 1, in_flight = 0 where instance_id = $1"], [1]),
+    "out, not counted": (2, ["update stepwell.await_units set in_flight = 1 where instance_id = $1"], [0, 1]),
+    "counted twice": (2, [
+        UNCOUNTED, "update stepwell.await_units set resolved = 2, in_flight = 1 where instance_id = $1"], [1, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", STRAYS)
+async def test_a_unit_with_room_in_its_window_lets_the_next_ones_out(h: Harness, engine: Engine, damage: str) -> None:
+    """Digest, gap 18: some of its questions are queued, and nothing that happens would ever let them out."""
+    window, statements, out = STRAYS[damage]
+    async with engine:
+        batch = await parked(engine, items=[1, 2, 3, 4], window=window)
+        for statement in statements:
+            await h.sql(statement, batch.id)
+
+        with armed("reconciler.looked") as point:
+            async with engine.worker() as worker:
+                await point.reached(2)
+                rows = await questions(h, batch.id)
+                for row in rows:
+                    if row["finished_at"] is None:
+                        await engine.complete(interaction=str(row["id"]), reply=7 + row["item"])
+                ended = await batch.wait(timeout=30)
+
+    assert [row["item"] for row in rows if row["status"] == "dispatched"] == out
+    assert {(row["in_flight"], row["resolved"]) for row in rows} == {(window, out[0])}
+    assert [fact["repaired"] for fact in point.facts[:2]] == [1, 0]
+    assert worker.tally.reconciled == 1
+    assert ended.result == [[n, "completed", 7 + n] for n in range(4)]
 
 
 async def test_a_unit_that_nobody_waits_for_is_closed_with_its_questions(h: Harness, engine: Engine) -> None:
@@ -177,8 +218,8 @@ async def test_everything_is_looked_at_in_turn_however_much_waits(h: Harness) ->
     assert found == [([], []), ([700], []), ([], [1001050]), ([], [])]
 
 
-async def test_a_unit_of_many_items_is_looked_at_from_its_open_end(h: Harness) -> None:
-    """Thousands that have ended before the one that is open cost nothing."""
+async def fill_up(h: Harness) -> None:
+    """Make one unit of many: the item that is open is the last of five thousand."""
     await h.sql(BACKLOG, 1)
     await h.sql("update stepwell.await_units set opened = 5001, resolved = 5000, \"window\" = 1")
     await h.sql("update stepwell.interactions set item = 5000")
@@ -189,9 +230,37 @@ async def test_a_unit_of_many_items_is_looked_at_from_its_open_end(h: Harness) -
         "from stepwell.interactions, generate_series(0, 4999) n"
     )
 
+
+async def test_a_unit_of_many_items_is_looked_at_from_its_open_end(h: Harness) -> None:
+    """Thousands that have ended before the one that is open cost nothing."""
+    await fill_up(h)
+
     from tests.store.plans import benched  # noqa: PLC0415 - only here
 
     async with benched(h.url, WORKER) as bench:
         plan = await bench.explain("units/find_stray", 0)
 
     assert plan.buffers < 30
+
+
+@pytest.mark.parametrize("first", ["dispatched", "completed"])
+async def test_a_long_unit_is_looked_at_for_some_of_its_items_and_judged_by_all(h: Harness, first: str) -> None:
+    """The last one is queued. What is out lies far before it, if anything is: then all is as it should be."""
+    await fill_up(h)
+    await h.sql("update stepwell.interactions set status = 'queued' where item = 5000")
+    await h.sql("update stepwell.await_units set resolved = 4999")
+    if first == "dispatched":
+        await h.sql("update stepwell.interactions set status = 'dispatched', reply = null, finished_at = null "
+                    "where item = 0")  # fmt: skip
+
+    from tests.store.plans import benched  # noqa: PLC0415 - only here
+
+    async with benched(h.url, WORKER) as bench:
+        plan = await bench.explain("units/find_stray", 0)
+    async with Database(h.url, session=WORKER) as database:
+        repaired = await units.reconcile(database, (0, 0))
+
+    assert plan.rows_handled() < 1_500
+    assert [*repaired.recounted] == ([] if first == "dispatched" else [1000001])
+    [last] = await h.sql("select status from stepwell.interactions where item = 5000")
+    assert last["status"] == ("queued" if first == "dispatched" else "dispatched")

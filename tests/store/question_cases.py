@@ -171,7 +171,7 @@ CASES = [
                    _on(await_units="open", interactions="item"), 60) for n in (1, 100)),
     QuestionCase("units/release_stuck", lambda _, n: (0,), 500, _on(instances="external pkey", await_units="pkey"), 8),
     QuestionCase("units/find_stray", lambda _, n: (0,), 500,
-                 _on(await_units="open", instances="pkey continuing", interactions="item"), 12),
+                 _on(await_units="open", instances="pkey continuing", interactions="item queued"), 12),
     QuestionCase("units/recount", lambda given, n: (_units(given.inbox, n), []), 100,
                  _on(await_units="pkey", instances="continuing parent", interactions="item")),
     QuestionCase("units/start_missing", lambda given, n: (_units(given.inbox, n),), 100,

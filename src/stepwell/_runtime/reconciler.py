@@ -71,9 +71,9 @@ class Reconciler(Service):
             self._tally.reconciled += number
             log.error(
                 "reconciler: found what should not be, and mended it: instances %s waited for nothing, units %s were "
-                "nobody's, units %s were not counted, units %s had answers that did not go on",
+                "nobody's, units %s were not counted rightly, units %s had answers that did not go on",
                 list(repaired.released), list(repaired.closed), list(repaired.recounted), list(repaired.started),
             )  # fmt: skip
-            self._settled(Settled(repaired.queues, repaired.transports))
+            self._settled(repaired.settled)
         if _probes.hooks:
             await _probes.reach("reconciler.looked", repaired=number)

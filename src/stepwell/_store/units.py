@@ -237,10 +237,9 @@ class Repaired(msgspec.Struct, frozen=True):
 
     released: Sequence[int]  # instances that waited for a unit which had ended
     closed: Sequence[int]  # units that nobody waited for
-    recounted: Sequence[int]  # units whose questions had all ended
+    recounted: Sequence[int]  # units whose numbers were not those of their questions
     started: Sequence[int]  # units with answers that did not go on, one for each
-    queues: Sequence[str]
-    transports: Sequence[str]
+    settled: Settled
     after: tuple[int, int]  # where the next look goes on
 
 
@@ -251,10 +250,8 @@ async def reconcile(db: Database, after: tuple[int, int]) -> Repaired:
     wrong = [(instance_id, unit_id) for instance_id, unit_id in found if unit_id is not None]
     last_open = max([instance_id for instance_id, unit_id in found if unit_id is None], default=0)
     closed, recounted, started, settled = await _mend(db, wrong) if wrong else ([], [], [], Settled())
-    return Repaired(
-        released, closed, recounted, started, [*queues, *settled.queues], settled.transports,
-        (last_parked or 0, last_open),
-    )  # fmt: skip
+    settled = msgspec.structs.replace(settled, queues=[*queues, *settled.queues])
+    return Repaired(released, closed, recounted, started, settled, (last_parked or 0, last_open))
 
 
 async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int], Settled]:
