@@ -208,7 +208,7 @@ async def test_everything_is_looked_at_in_turn_however_much_waits(h: Harness) ->
     await h.sql("update stepwell.instances set await_unit_id = 7, status = 'runnable' where id = 1050")
 
     found: list[tuple[list[int], list[int]]] = []
-    after = (0, 0)
+    after = units.Place()
     async with Database(h.url, session=WORKER) as database:
         for _ in range(4):
             repaired = await units.reconcile(database, after)
@@ -216,6 +216,36 @@ async def test_everything_is_looked_at_in_turn_however_much_waits(h: Harness) ->
             found.append(([*repaired.released], [*repaired.closed]))
 
     assert found == [([], []), ([700], []), ([], [1001050]), ([], [])]
+
+
+async def test_a_round_goes_on_after_a_full_look_without_another_interval(h: Harness) -> None:
+    """What is wrong lies behind the first two looks, and the next interval is an hour away."""
+    await h.sql(BACKLOG, 1_100)
+    await h.sql("update stepwell.instances set await_unit_id = null, status = 'done', finished_at = now() "
+                "where id = 1050")  # fmt: skip
+
+    with armed("reconciler.looked") as point:
+        async with h.another_engine(reap=timedelta(hours=1)) as engine, engine.worker() as worker:
+            await point.reached(3)
+
+    assert [fact["repaired"] for fact in point.facts] == [0, 0, 1]
+    assert worker.tally.reconciled == 1
+    [unit] = await h.sql("select status from stepwell.await_units where instance_id = 1050")
+    assert unit["status"] == "cancelled"
+
+
+async def test_the_shorter_of_two_lists_is_looked_at_once_in_a_round(h: Harness) -> None:
+    """More units are open than instances parked: the end of one list is no beginning."""
+    await h.sql(BACKLOG, 1_100)
+    await h.sql("update stepwell.instances set status = 'runnable' where id > 100")
+
+    looks, after = [], units.Place()
+    async with Database(h.url, session=WORKER) as database:
+        while not after.is_end:
+            after = (await units.reconcile(database, after)).after
+            looks.append((after.parked, after.open))
+
+    assert looks == [(None, 500), (None, 1000), (None, None)]
 
 
 async def fill_up(h: Harness) -> None:
@@ -258,7 +288,7 @@ async def test_a_long_unit_is_looked_at_for_some_of_its_items_and_judged_by_all(
     async with benched(h.url, WORKER) as bench:
         plan = await bench.explain("units/find_stray", 0)
     async with Database(h.url, session=WORKER) as database:
-        repaired = await units.reconcile(database, (0, 0))
+        repaired = await units.reconcile(database, units.Place())
 
     assert plan.rows_handled() < 1_500
     assert [*repaired.recounted] == ([] if first == "dispatched" else [1000001])

@@ -18,7 +18,7 @@ from tests.pipelines.streams import answer, begun, item_id, items, scores, seen,
 async def looked(h: Harness) -> Repaired:
     """What one look at everything finds and mends."""
     async with Database(h.url, session=WORKER) as database:
-        return await units.reconcile(database, (0, 0))
+        return await units.reconcile(database, units.Place())
 
 
 def number(repaired: Repaired) -> int:

@@ -6,6 +6,7 @@ what a crash between claim and send leaves. The rest is a proof that this is so,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -17,15 +18,17 @@ from stepwell._runtime.tally import Tally
 from stepwell._service import Service
 from stepwell._store import interactions, units
 from stepwell._store.database import Database
-from stepwell._store.units import Settled
+from stepwell._store.units import Place, Settled
 
 log = logging.getLogger("stepwell")
 
-LOOKS_APART = 10  # looks for lost senders between two for what should not be
+LOOKS_APART = 10  # looks for lost senders from one round for what should not be to the next
+PAGE_PAUSE = 0.5  # seconds between two looks of a round: 100,000 that wait are looked at within two minutes
+END = Place(None, None)
 
 
 class Reconciler(Service):
-    """Sends again what a dead worker was sending, and walks through what waits, some of it at a time."""
+    """Sends again what a dead worker was sending, and walks through what waits, round by round, in small looks."""
 
     def __init__(
         self,
@@ -45,16 +48,31 @@ class Reconciler(Service):
         self._sends = sends
         self._settled = settled
         self._looks = 0
-        self._after = (0, 0)
+        self._look_at = 0.0  # when to look for lost senders again
+        self._after = END
 
     async def tick(self) -> float | None:
-        if self._lease.is_held:
-            if self._sends:
-                await self._send_again()
-            if self._looks % LOOKS_APART == 0:
-                await self._reconcile()
-            self._looks += 1
+        if not self._lease.is_held:
+            return self._pause()
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._look_at:
+            await self._look()
+            self._look_at = loop.time() + self._pause()
+        if not self._after.is_end:
+            await self._reconcile()
+        rest = max(self._look_at - loop.time(), 0.0)
+        return rest if self._after.is_end else min(rest, PAGE_PAUSE)
+
+    def _pause(self) -> float:
         return self._every * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret
+
+    async def _look(self) -> None:
+        """Look for lost senders; now and then begin a round, unless one is still under way."""
+        if self._sends:
+            await self._send_again()
+        if self._looks % LOOKS_APART == 0 and self._after.is_end:
+            self._after = Place()
+        self._looks += 1
 
     async def _send_again(self) -> None:
         lost = await interactions.return_lost(self._database)

@@ -232,6 +232,17 @@ def _columns(types: Iterable[ReplyType]) -> tuple[list[Any], ...]:
     )  # fmt: skip
 
 
+class Place(msgspec.Struct, frozen=True):
+    """How far a round has come: after which parked instance, and after whose open units; None is the end."""
+
+    parked: int | None = 0
+    open: int | None = 0
+
+    @property
+    def is_end(self) -> bool:
+        return self.parked is None and self.open is None
+
+
 class Repaired(msgspec.Struct, frozen=True):
     """What a look for what should not be has found and mended."""
 
@@ -240,18 +251,25 @@ class Repaired(msgspec.Struct, frozen=True):
     recounted: Sequence[int]  # units whose numbers were not those of their questions
     started: Sequence[int]  # units with answers that did not go on, one for each
     settled: Settled
-    after: tuple[int, int]  # where the next look goes on
+    after: Place  # where the round goes on
 
 
-async def reconcile(db: Database, after: tuple[int, int]) -> Repaired:
+async def reconcile(db: Database, after: Place) -> Repaired:
     """Look at some parked instances and some open units after these, and mend what should not be."""
-    [(last_parked, released, queues)] = await db.fetch("units/release_stuck", after[0])
-    found = [(instance_id, unit_id) for instance_id, unit_id in await db.fetch("units/find_stray", after[1])]
+    parked, released, queues = await _release_stuck(db, after.parked)
+    found = await db.fetch("units/find_stray", after.open) if after.open is not None else []
     wrong = [(instance_id, unit_id) for instance_id, unit_id in found if unit_id is not None]
-    last_open = max([instance_id for instance_id, unit_id in found if unit_id is None], default=0)
+    open_ = max([instance_id for instance_id, unit_id in found if unit_id is None], default=None)
     closed, recounted, started, settled = await _mend(db, wrong) if wrong else ([], [], [], Settled())
     settled = msgspec.structs.replace(settled, queues=[*queues, *settled.queues])
-    return Repaired(released, closed, recounted, started, settled, (last_parked or 0, last_open))
+    return Repaired(released, closed, recounted, started, settled, Place(parked, open_))
+
+
+async def _release_stuck(db: Database, after: int | None) -> tuple[int | None, Sequence[int], Sequence[str]]:
+    if after is None:
+        return None, (), ()
+    [(last, released, queues)] = await db.fetch("units/release_stuck", after)
+    return last, released, queues
 
 
 async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int], Settled]:
