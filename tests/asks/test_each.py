@@ -14,11 +14,14 @@ import pytest
 from stepwell import Ask, Context, Done, Machine, Outcome, Retry, Stop, step
 from stepwell._runtime.filler import CHUNK
 from stepwell.testing import Harness, armed
-from tests.asks.askers import Recorder, each_asker
+from tests.asks.askers import each_asker
 from tests.asks.looks import asked, pending, questions
 from tests.asks.machines import Batch
 from tests.conftest import MakeHarness
+from tests.support.transports import Recording
 from tests.support.waiting import eventually
+
+SOON = timedelta(milliseconds=50)
 
 
 def completed(values: list[Any]) -> list[list[Any]]:
@@ -225,12 +228,18 @@ async def test_a_queued_item_may_be_answered_before_it_goes_out(h: Harness) -> N
 
 
 async def test_a_window_holds_across_two_workers(make_harness: MakeHarness) -> None:
-    """Scenario 46: it is a number on the unit's row; two workers of one cluster never have more out together."""
-    first, second = Recorder(), Recorder()
-    h = await make_harness([Batch], transports=[first])
-    batch = await h.engine.start(Batch, {"items": [*range(12)], "window": 3, "transport": "recorder"})
+    """Scenario 46: it is a number on the unit's row; two workers of one cluster never have more out together.
+
+    Each sends one at a time, and keeps its first until the other has one too: so both of them send.
+    """
+    both_have_one = asyncio.Event()
+    first, second = (Recording(acts=[both_have_one], max_in_flight=1) for _ in range(2))
+    h = await make_harness([Batch], transports=[first], poll=SOON, max_poll=SOON)
+    batch = await h.engine.start(Batch, {"items": [*range(12)], "window": 3, "transport": "there"})
     most = 0
     async with h.engine.worker(), h.another_engine(transports=[second]) as other, other.worker():
+        await eventually(lambda: first.sent and second.sent)
+        both_have_one.set()
         for answered in range(12):
             await eventually(lambda n=answered: len(first.sent) + len(second.sent) >= min(n + 3, 12))
             sent = {d.index: d for d in (*first.sent, *second.sent)}
@@ -240,6 +249,8 @@ async def test_a_window_holds_across_two_workers(make_harness: MakeHarness) -> N
 
     assert result == completed([*range(12)])
     assert most == 3
+    assert first.sent
+    assert second.sent
     assert sorted(d.index or 0 for d in (*first.sent, *second.sent)) == [*range(12)]
 
 
