@@ -8,7 +8,23 @@ from typing import Any
 
 import pytest
 
-from stepwell import Ask, AwaitTimeout, Context, Done, InvalidOutcome, Machine, Next, Outcome, Retry, Stop, errors, step
+from stepwell import (
+    Ask,
+    Await,
+    AwaitTimeout,
+    Context,
+    Done,
+    InvalidOutcome,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    Spawn,
+    Stop,
+    errors,
+    job,
+    step,
+)
 from stepwell.errors import InvalidInput, InvalidPayload, UnknownTransport
 from stepwell.testing import Harness, armed
 from tests.asks.askers import Recorder, asker
@@ -128,7 +144,7 @@ class Wrong(Machine):
 
 
 async def test_what_can_not_be_asked_goes_to_handle_and_leaves_no_question(make_harness: MakeHarness) -> None:
-    """Scenarios 28, 29, 62; Gap 6: each wrong ask is an error with its field, and nothing is open after it."""
+    """Scenarios 28, 62; Gap 6: each wrong ask is an error with its field, and nothing is open after it."""
     h = await make_harness([Wrong])
     started = await h.engine.start_many([Wrong.child({"how": how}) for how in WRONG])
 
@@ -139,6 +155,61 @@ async def test_what_can_not_be_asked_goes_to_handle_and_leaves_no_question(make_
         assert failed.error is not None
         assert issubclass(_named(failed.error.type), kind), how
     assert await h.sql("select from stepwell.interactions") == await h.sql("select from stepwell.await_units") == []
+
+
+OUTCOMES: dict[str, tuple[Any, str]] = {
+    "Ask": (Ask("inbox", {}, then="run"), "write a Machine, with a step that returns Ask"),
+    "Ask.each": (Ask.each("inbox", [1], then="run"), "write a Machine, with a step that returns Ask.each"),
+    "Next": (Next("run"), "write a Machine"),
+    "Await": (Await("paid", then="run"), "write a Machine"),
+    "Spawn": (Spawn([], then="run"), "write a Machine"),
+    "Retry": (Retry(), "raise an error to be tried again, or Cancel to fail"),
+    "Done": (Done(7), "return the value itself"),
+    "Stop": (Stop(), "raise an error to be tried again, or Cancel to fail"),
+}
+
+
+@job
+async def asks(what: str) -> Any:
+    return OUTCOMES[what][0]
+
+
+@job
+def asks_plainly(what: str) -> Any:
+    return OUTCOMES[what][0]
+
+
+class Wraps(Machine):
+    """Puts an outcome into its result."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        return Done(OUTCOMES[ctx.state["what"]][0])
+
+
+@pytest.mark.parametrize(
+    ("asking", "said"),
+    [
+        (asks, "job 'asks' returned {0}, which is for steps: a job ends with what it returns; {1}"),
+        (asks_plainly, "job 'asks_plainly' returned {0}, which is for steps: a job ends with what it returns; {1}"),
+        (Wraps, "step 'start' returned {0} inside of Done; return the {0} itself"),
+    ],
+    ids=["async job", "sync job", "result"],
+)
+async def test_who_asks_where_nobody_can_is_told_what_to_write_and_not_tried_again(
+    make_harness: MakeHarness, asking: Any, said: str
+) -> None:
+    """Scenario 29: a job has no step to go on at; any outcome as its result is refused by name."""
+    h = await make_harness([asking])
+    started = await h.engine.start_many([asking.child({"what": what}) for what in OUTCOMES])
+
+    await h.drain(with_scheduled=True)
+
+    for (what, (_, advice)), handle in zip(OUTCOMES.items(), started, strict=True):
+        failed = await h.assert_failed(handle.id, f"result: {said.format(what, advice)}")
+        assert failed.error is not None
+        assert (failed.error.type, failed.attempt) == ("InvalidOutcome", 0)
+    assert await h.sql("select from stepwell.interactions") == []
 
 
 def _named(name: str) -> type[Exception]:

@@ -168,6 +168,8 @@ def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
 
 
 def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None, max_payload: int) -> Commit:
+    if isinstance(outcome.result, _OUTCOMES):
+        raise InvalidOutcome("result", _no_result(outcome.result, claim.step, definition))
     result = None if outcome.result is None else definition.result.encode(outcome.result)
     if result is not None:
         check_size(result, "result", max_payload)
@@ -241,6 +243,20 @@ def _no_outcome(value: object, step: str) -> str:
         return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
     shown = type(value).__name__
     return f"step {step!r} returned {shown}, which is no outcome; return Next, Retry, Await, Spawn, Ask, Done or Stop"
+
+
+def _no_result(value: object, step: str, definition: Definition) -> str:
+    shown = "Ask.each" if isinstance(value, AskEach) else type(value).__name__
+    if not definition.is_job:
+        return f"step {step!r} returned {shown} inside of Done; return the {shown} itself"
+    match value:
+        case Done():
+            advice = "return the value itself"
+        case Retry() | Stop():
+            advice = "raise an error to be tried again, or Cancel to fail"
+        case _:
+            advice = f"write a Machine, with a step that returns {shown}"
+    return f"job {definition.name!r} returned {shown}, which is for steps: a job ends with what it returns; {advice}"
 
 
 def _no_step(value: object) -> str:
