@@ -163,6 +163,7 @@ class AskEach(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     state: Any = UNSET
     item_step: StepRef | None = None  # of pipelines: each answer goes on there by itself
+    request_type: Any = Any  # of pipelines: what each item has to be
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -188,6 +189,7 @@ class Ask(msgspec.Struct, frozen=True):
     group: str | None = None
     state: Any = UNSET
     max_items: int = MAX_ITEMS
+    request_type: Any = Any  # of pipelines: what the request has to be
 
     @staticmethod
     def each(

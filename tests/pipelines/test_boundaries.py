@@ -6,6 +6,7 @@ Numbers are those of the scenarios in the digest of the pipeline framework's awa
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -56,6 +57,17 @@ async def counted(all_: AsyncIterator[Item]) -> AsyncIterator[Item]:
         yield item
 
 
+@one_to_one
+async def made(value: dict[str, Any]) -> Any:
+    """An item, if its number is there: whatever that is."""
+    return Item(value["number"]) if "number" in value else value
+
+
+@one_to_one
+async def at(second: int) -> datetime:
+    return datetime.fromtimestamp(second, UTC)
+
+
 def asks(name: str, cardinality: str = "ONE_TO_ONE", **options: Any) -> Any:
     return await_(name, over="inbox", input=Item, output=Price, cardinality=cardinality, **options)
 
@@ -72,7 +84,14 @@ rounds = Pipeline(
     [count, await_("First", over="inbox", input=Item, output=Item), counted,
      await_("Second", over="inbox", input=Item, output=Score), judge, rank],
 )  # fmt: skip
-SHAPES = [single, last, last_each, unfold, fold, every, twice, rounds, scores]
+made_one = Pipeline("made_one", [made, asks("Ask one")])
+made_each = Pipeline("made_each", [made, asks("Ask each")], takes_many=True)
+made_unfold = Pipeline("made_unfold", [made, asks("Ask for many", "ONE_TO_MANY")])
+made_fold = Pipeline("made_fold", [made, asks("Ask about all", "MANY_TO_ONE")], takes_many=True)
+made_every = Pipeline("made_every", [made, asks("Ask about every", "MANY_TO_MANY")], takes_many=True)
+moments = Pipeline("moments", [at, await_("Ask when", over="inbox", input=datetime, output=Price)], takes_many=True)
+SHAPES = [single, last, last_each, unfold, fold, every, twice, rounds, scores, made_one, made_each, made_unfold,
+          made_fold, made_every, moments]  # fmt: skip
 
 
 @pytest.fixture
@@ -267,6 +286,62 @@ async def test_each_element_of_an_answer_is_checked(h: Harness, pipeline: Pipeli
         await reply(h, [price(1), {"number": 1, "price": "much"}])
 
     assert await questions(h, run) == ["dispatched"]
+
+
+WRONG = {
+    ".number: expected int, got str": {"number": "many"},
+    ": required field 'number' is missing": {"other": 1},
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+async def test_each_item_is_checked_before_it_is_asked_about(
+    h: Harness, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """Scenario 58: the item is named, and none of its chunk is asked; what was asked before is closed, and whoever runs
+    beside it goes on."""
+    monkeypatch.setattr("stepwell._runtime.filler.CHUNK", 2)
+    beside = await h.engine.start(made_each, [{"number": 0}])
+    run = await started(h, made_each, [{"number": 0}, {"number": 1}, {"number": 2}, WRONG[says], {"number": 4}])
+
+    failed = await run.get()
+    assert failed.error is not None
+    assert (failed.status, failed.attempt, failed.error.type) == ("failed", 0, "InvalidOutcome")
+    assert failed.error.message == f"items[3]{says}; this question is about Item"
+    assert await questions(h, run) == ["cancelled", "cancelled"]
+    await reply(h, price(0))
+    assert (await beside.get()).result == [price(0)]
+
+
+@pytest.mark.parametrize("says", WRONG)
+@pytest.mark.parametrize(
+    ("pipeline", "place", "kind"),
+    [(made_one, "", "Item"), (made_unfold, "", "Item"), (made_fold, "[1]", "list[Item]"),
+     (made_every, "[1]", "list[Item]")],
+    ids=["one to one", "one to many", "many to one", "many to many"],
+)  # fmt: skip
+async def test_each_element_of_a_request_is_checked_before_it_is_asked(
+    h: Harness, pipeline: Pipeline, place: str, kind: str, says: str
+) -> None:
+    """Scenario 58, Gap 7: the element is named, nothing is asked; whoever runs beside it asks."""
+    right, wrong = {"number": 0}, WRONG[says]
+    beside = await h.engine.start(pipeline, [right, right] if place else right)
+    run = await started(h, pipeline, [right, wrong] if place else wrong)
+
+    failed = await run.get()
+    assert failed.error is not None
+    assert (failed.status, failed.attempt, failed.error.type) == ("failed", 0, "InvalidOutcome")
+    assert failed.error.message == f"request{place}{says}; this question is about {kind}"
+    assert (await questions(h, run), await questions(h, beside)) == ([], ["dispatched"])
+
+
+async def test_a_request_that_only_its_type_can_write_is_asked(h: Harness) -> None:
+    """Scenario 58: plain JSON has no moments, what asks about them has."""
+    run = await started(h, moments, [0, 60])
+
+    asked = (await h.engine.interactions.pending()).items
+    assert sorted(question.request for question in asked) == ["1970-01-01T00:00:00Z", "1970-01-01T00:01:00Z"]
+    assert await questions(h, run) == ["dispatched", "dispatched"]
 
 
 async def test_a_wrong_answer_to_an_item_starts_nothing(h: Harness) -> None:

@@ -77,6 +77,8 @@ REFUSALS: dict[str, tuple[list[Part], str | None, str]] = {
     "one question, many come": ([count, ask("all", "ONE_TO_MANY")], "all", "is ONE_TO_MANY, but a stream comes to it"),
     "one by one again": ([count, ask("a"), cheaper, ask("b"), total], "b", "asks about single items after 'a' did"),
     "one to many among items": ([count, ask("a"), ask("b", "ONE_TO_MANY")], "b", "asks about single items after 'a'"),
+    "what can not be read": (
+        [double, await_("a", over="inbox", input=Pipeline, output=int)], "a", "request: Pipeline can not be read"),
     "the same name": ([count, double, double], "double", "another step is called so too"),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import msgspec
 from stepwell._core.codec import check_size, encode_value
 from stepwell._core.ranges import check_delay, check_key
 from stepwell._core.replies import ReplyType, reply_type
+from stepwell._core.requests import RequestType, request_type
 from stepwell.errors import InvalidInput, InvalidOutcome
 from stepwell.outcomes import MAX_ITEMS, Ask, AskEach, OnTimeout
 
@@ -36,6 +37,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     max_items: int = MAX_ITEMS  # of a list, asked or answered; 0: any number
     item_step: str | None = None  # where single answers go on by themselves
+    request: RequestType | None = None  # None: anything may be asked
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ def common(outcome: Ask | AskEach, step: str, *, sends: bool, has_keys: bool) ->
         is_shared=bool(outcome.shared),
         window=_window(outcome.window) if isinstance(outcome, AskEach) else None,
         max_items=_max_items(outcome.max_items) if isinstance(outcome, Ask) else MAX_ITEMS,
+        request=request_type(outcome.request_type),
     )
 
 
@@ -92,7 +95,7 @@ def question(request: Any, common: Common, max_payload: int, field: str = "reque
     if most and isinstance(request, Sequence) and not isinstance(request, str | bytes) and len(request) > most:
         raise InvalidOutcome(field, f"{len(request):,} items are more than one question may be about ({most:,}); "
                              "ask about each with Ask.each, or raise max_items")
-    text = encode_value(request, field)
+    text = encode_value(request, field) if common.request is None else common.request.encode(request, field)
     check_size(text, field, max_payload)
     return Question(str(uuid4()), text, _key(text, common.idempotency) if common.idempotency else "")
 

@@ -80,13 +80,17 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     projector: Callable[..., Any] | None = None
 
     @property
+    def request(self) -> Any:
+        """What one of its questions is about."""
+        return list[self.input] if self.cardinality.is_aggregate else self.input  # type: ignore[name-defined]  # a value
+
+    @property
     def reply(self) -> Any:
         """What its questions ask for."""
         output = list[self.output] if self.cardinality.gives_many else self.output  # type: ignore[name-defined]  # a value
         if self.projector is None:
             return output
-        request = list[self.input] if self.cardinality.is_aggregate else self.input  # type: ignore[name-defined]  # a value
-        return Projected(request, self.completion, self.projector, output)
+        return Projected(self.request, self.completion, self.projector, output)
 
 
 Part: TypeAlias = PipelineStep | Boundary

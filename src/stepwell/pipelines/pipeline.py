@@ -222,11 +222,12 @@ async def _ask(segment: Segment, boundary: Boundary, items: AsyncIterator[Any]) 
             boundary.over, items, reply=boundary.reply, window=boundary.window, idempotency=boundary.idempotency,
             **options,
         )
-        return msgspec.structs.replace(asked, item_step=f"item_{segment.number}")
+        return msgspec.structs.replace(asked, item_step=f"item_{segment.number}", request_type=boundary.request)
     values = await _collect(items, boundary.max_items, "max_items", f"come to {boundary.name!r}, which asks about all "
                             "of them at once; raise max_items, or ask about each")
     if not values and boundary.cardinality is not Cardinality.MANY_TO_ONE:  # no items, or the one value was rejected
         return Ask.each(boundary.over, (), reply=boundary.output, then=then)  # asks nothing, and goes on
+    options["request_type"] = boundary.request
     if boundary.cardinality.is_aggregate:
         return Ask(boundary.over, values, reply=boundary.reply, max_items=boundary.max_items, **options)
     return Ask(

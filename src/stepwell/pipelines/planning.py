@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stepwell._core.replies import reply_type
+from stepwell._core.requests import request_type
 from stepwell.errors import InvalidOutcome, InvalidPipeline
 from stepwell.pipelines.parts import Boundary, Cardinality, Part, PipelineStep
 from stepwell.pipelines.problems import PipelineProblem
@@ -97,9 +98,10 @@ def _check_parts(pipeline: str, parts: Sequence[Part]) -> None:
 
 
 def _check_types(pipeline: str, boundary: Boundary) -> None:
-    """What is asked and answered is found again by other processes: now, not when the first question is asked."""
+    """Answers are found again by other processes, and requests checked. What can not be is told now, not then."""
     try:
         reply_type(boundary.reply)
+        request_type(boundary.request)
     except InvalidOutcome as error:
         raise _refused(pipeline, boundary, str(error)) from error
 
