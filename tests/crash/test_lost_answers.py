@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, Engine, Machine, Next, step
+from stepwell import Context, Done, Engine, Machine, Next, Outcome, Spawn, step
 from stepwell._store.statements import statement
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
@@ -37,6 +37,36 @@ class Walk(Machine, initial="one"):
         return Done("walked")
 
 
+class Leaf(Machine, queue="leaves"):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        ctx.resources[ctx.id, ctx.step, ctx.attempt] += 1
+        return Done()
+
+
+class Far(Machine, initial="one"):
+    """Goes on in a row that somebody else may claim, or waits for a child; then runs ahead."""
+
+    @dataclass
+    class State:
+        spawns: bool = False
+
+    @step
+    async def one(self, ctx: Context[State]) -> Outcome:
+        ctx.resources[ctx.id, ctx.step, ctx.attempt] += 1
+        return Spawn([Leaf], then=self.two) if ctx.state.spawns else Next(self.two, priority=1)
+
+    @step
+    async def two(self, ctx: Context[State]) -> Next:
+        ctx.resources[ctx.id, ctx.step, ctx.attempt] += 1
+        return Next(self.three)
+
+    @step
+    async def three(self, ctx: Context[State]) -> Done:
+        ctx.resources[ctx.id, ctx.step, ctx.attempt] += 1
+        return Done("far")
+
+
 @dataclass
 class Road:
     """An engine that reaches its database through a proxy only, and what its steps counted."""
@@ -52,11 +82,12 @@ class Road:
 
 @pytest.fixture
 async def road(make_harness: MakeHarness) -> AsyncIterator[Road]:
-    harness = await make_harness([Walk])
     runs: Counter[tuple[int, str, int]] = Counter()
+    machines = [Walk, Far, Leaf]
+    harness = await make_harness(machines, resources=runs)
     async with (
         proxy_to(harness.url) as proxy,
-        Engine(proxy.url, machines=[Walk], resources=runs, prefetch=4, **dict.fromkeys(EVERY, BEAT)) as engine,
+        Engine(proxy.url, machines=machines, resources=runs, prefetch=4, **dict.fromkeys(EVERY, BEAT)) as engine,
     ):
         yield Road(harness, proxy, engine, runs)
 
@@ -126,3 +157,32 @@ async def test_a_commit_that_is_lost_or_whose_answer_is_lost_is_neither_repeated
     assert (worker.tally.steps, worker.tally.stale, worker.tally.strays) == (2, 0, 0)
     claims = 1 if key is None else 2  # with a key it does not run ahead
     assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, claims + 2)}
+
+
+@pytest.mark.parametrize("spawns", [False, True], ids=["next", "spawn"])
+async def test_a_commit_whose_answer_is_lost_is_kept_apart_from_the_next_one_of_its_row(
+    road: Road, spawns: bool
+) -> None:
+    """The row has gone on, and its next outcome is there before anybody knows what became of the first: no step runs
+    twice, and no child is started twice."""
+    far = await road.engine.start(Far, Far.State(spawns))
+
+    def lose_until_the_next_is_there(facts: dict[str, Any]) -> None:
+        if facts["ids"][:1] != [far.id]:  # a flush of the other worker
+            return
+        if not losses:
+            losses.append(road.proxy.lose("answer", COMMIT, with_commit=spawns))
+        elif not road.runs[far.id, "two", 0]:
+            losses.append(road.proxy.lose("request", COMMIT))
+
+    losses: list[Mishap] = []
+    with armed("flusher.before_commit", fault=lose_until_the_next_is_there):
+        async with road.harness.engine.worker({"leaves": 1}), road.engine.worker({"default": 50}) as worker:
+            result = await far.result(timeout=20)
+            await eventually(lambda: worker.tally.committed == 3)
+
+    assert (result, all(loss.happened.is_set() for loss in losses)) == ("far", True)
+    assert set(road.runs.values()) == {1}
+    assert sorted(name for _, name, _ in road.runs) == ["one", *(["start"] if spawns else []), "three", "two"]
+    assert (worker.tally.steps, worker.tally.stale, worker.tally.strays) == (3, 0, 0)
+    assert await road.rows("status", "attempt", "crashes") == {("done", 0, 0)}

@@ -128,7 +128,8 @@ class Flusher(Service):
 
     async def tick(self) -> float | None:
         batch = self._next_batch()
-        batch = self._without_keyed_spawns([entry for entry in batch if not entry.answer.cancelled()])
+        batch = self._one_per_row([entry for entry in batch if not entry.answer.cancelled()])
+        batch = self._without_keyed_spawns(batch)
         if not batch:
             return 0.0 if self._pending else None
         self._flying = len(batch)
@@ -157,6 +158,17 @@ class Flusher(Service):
                 break
         self._pending = self._pending[len(batch) :]
         return batch
+
+    def _one_per_row(self, batch: list[_Entry]) -> list[_Entry]:
+        """Leave the next outcome of a row for later while the answer to one before it is lost: together, what hangs on
+        the first would be written again with what the second has left of the row."""
+        if len({entry.commit.claim.id for entry in batch}) == len(batch):
+            return batch
+        first: dict[int, _Entry] = {}
+        for entry in batch:
+            first.setdefault(entry.commit.claim.id, entry)
+        self._pending = [entry for entry in batch if first[entry.commit.claim.id] is not entry] + self._pending
+        return list(first.values())
 
     def _without_keyed_spawns(self, batch: list[_Entry]) -> list[_Entry]:
         """Commit spawns of keyed children apart: inserting a key may wait for a caller's open transaction."""
