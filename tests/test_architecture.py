@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import stepwell
+from stepwell.testing import POINTS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(stepwell.__file__).parent
@@ -60,6 +61,12 @@ def test_a_module_says_its_duty_and_stays_short(path: Path) -> None:
 
     assert not text or text.startswith('"""'), "the first line is a docstring that says what the module is for"
     assert len(text.splitlines()) <= LONGER.get(name(path), LONGEST)
+
+
+def test_a_point_that_is_reached_is_one_that_tests_may_arm() -> None:
+    reached = {point for path in MODULES for point in re.findall(r'_probes\.reach\("([\w.]+)"', path.read_text())}
+
+    assert reached == set(POINTS)
 
 
 def test_every_part_of_the_library_is_under_the_linter() -> None:

@@ -22,6 +22,7 @@ POINTS = (
     "flusher.before_commit",
     "flusher.committed",  # the commit is durable, nobody has been told
     "heartbeat.beaten",
+    "limiter.admitted",  # claims under a limit are committed, nothing runs
     "pruner.pruned",
     "reaper.reaped",
     "reconciler.looked",
