@@ -1,205 +1,420 @@
-"""SIGKILL at every point between opening a question and resuming by its answer: asked once, answered once."""
+"""SIGKILL at every point between opening a question and resuming by its end: asked once, answered once.
+
+All that are killed at one point are so at once, each in a process, a queue and a transport of its own. One worker, in
+this process, goes on where they were.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
 
 from stepwell import Handle
 from stepwell._runtime.worker import Worker
-from stepwell.testing import Harness
+from stepwell.testing import POINTS, Harness
 from tests.asks.machines import Batch, Expense
-from tests.conftest import MakeHarness
 from tests.crash.conftest import StartWorker
-from tests.support.ask_process import CHUNK, CREATE_SENDINGS, Noting
+from tests.support.ask_process import (
+    CHUNK,
+    CREATE_BOOKINGS,
+    CREATE_SENDINGS,
+    KEYS,
+    MACHINES,
+    Booking,
+    Noting,
+    reply_to,
+)
 from tests.support.asked import problems_in
 from tests.support.processes import WorkerProcess
+from tests.support.shared_database import SharedHarness
 from tests.support.waiting import eventually
 
 SOON = timedelta(milliseconds=200)
+MINUTE = timedelta(minutes=1)
 ITEMS = 2 * CHUNK + 1
 MODULE = "ask_process"
-YES = {"approved": True}
+PATIENCE = 30
+
+
+class Shape(NamedTuple):
+    """One way to ask: how its questions end if nobody is killed, and what becomes of the instance then."""
+
+    machine: Any
+    state: dict[str, Any]
+    ends: str = "completed"
+    result: Any = None  # None: it fails
+    questions: int = 1
+    world: str = "answers"
+
+
+def expense(status: str, approved: bool | None) -> dict[str, Any]:
+    kind = "NoneType" if approved is None else "Decision"
+    return {"status": status, "approved": approved, "actor": None, "type": kind}
+
+
+EACH = [[n, "completed", 100 + n] for n in range(ITEMS)]
+SHAPES = {
+    "plain": Shape(Expense, {}, result=expense("completed", True)),  # its answer goes the short way
+    "token": Shape(Expense, {"token": True}, result=expense("completed", True)),
+    "transactional": Shape(Booking, {}, result=100),
+    "each": Shape(
+        Batch, {"items": list(range(ITEMS)), "window": ITEMS - 2}, result=EACH, questions=ITEMS
+    ),  # several are in hand at a time
+    "late": Shape(Expense, {"seconds": 0.1}, "timed_out", expense("timed_out", None), world="silent"),
+    "late, fails": Shape(Expense, {"seconds": 0.1, "on_timeout": "fail"}, "timed_out", world="silent"),
+    "undeliverable": Shape(Expense, {}, "failed", expense("failed", None), world="is missing"),
+}
+
+
+class Kill(NamedTuple):
+    """Who is killed at a point, at which time it gets there, and what it has asked by then."""
+
+    shape: str
+    nth: int = 1
+    asked: int = 0
+    attempts: Sequence[int] | None = (1,)  # of its sendings, in the end; None: what was asked and sent by then is luck
+
+
+ASKING = {
+    "claimer.before_claim": [Kill("plain")],
+    "claimer.claimed": [Kill("plain")],
+    "executor.begun": [Kill("plain"), Kill("transactional")],
+    "executor.returned": [Kill("plain"), Kill("token"), Kill("each", asked=ITEMS)],
+    "filler.appended": [Kill("each", nth, min(nth * CHUNK, ITEMS)) for nth in (1, 2, 3)],
+    "transactions.begun": [Kill("transactional")],
+    "transactions.returned": [Kill("transactional")],
+    "transactions.written": [Kill("transactional")],
+    "transactions.committed": [Kill("transactional", asked=1)],
+    "flusher.before_commit": [Kill("plain"), Kill("token"), Kill("each", asked=ITEMS)],
+    "flusher.committed": [Kill("plain", asked=1), Kill("token", asked=1), Kill("each", asked=ITEMS)],
+    "dispatcher.claimed": [
+        Kill("plain", asked=1, attempts=(2,)),
+        Kill("token", asked=1, attempts=(2,)),
+        Kill("transactional", asked=1, attempts=(2,)),
+        Kill("each", attempts=None),  # a chunk of them
+    ],
+    "dispatcher.sent": [
+        Kill("plain", asked=1, attempts=(1, 2)),
+        Kill("token", asked=1, attempts=(1, 2)),
+        Kill("each", attempts=None),
+        Kill("each", nth=3, attempts=None),
+    ],
+    "dispatcher.recorded": [Kill("plain", asked=1), Kill("token", asked=1), Kill("each", attempts=None)],
+}
+"""Between the claim of a step that asks and the note that its questions are sent; nobody answers yet."""
+
+ANSWERING = {"completing.found": "dispatched", "completing.admitted": "completed"}
+"""While an answer is brought in: how its question stands by then."""
+
+ONE = [Kill("plain", 2), Kill("late", 2), Kill("late, fails", 2), Kill("undeliverable", 2)]
+RESUMING = {
+    "claimer.claimed": [*ONE, Kill("each", 2), Kill("token", 2), Kill("transactional", 2)],
+    "executor.begun": [*ONE, Kill("each", 2)],
+    "executor.returned": [*ONE, Kill("each", 2)],
+    # Where answers come while items are asked about, a park may have to be brought again: who knows how often. And a
+    # transactional step does not go there.
+    "flusher.before_commit": [*ONE, Kill("transactional", 1)],
+    "flusher.committed": [*ONE, Kill("each", 2)],
+}
+"""Between the end of a question, by an answer, by its deadline or because it can not be sent, and what follows it."""
+
+ELSEWHERE = {
+    "heartbeat.beaten": "a beat writes nothing but the worker's own row",
+    "limiter.admitted": "it claims under a limit, before a step runs, as `claimer.claimed` does",
+    "pruner.pruned": "it deletes what has ended, after all questions of that",
+    "settling.admitted": "of brokers: tests/transports/brokers/promises.py kills there, for each of them",
+    "sharer.moved": "it moves rows that wait for a worker, and knows no questions",
+}
+"""Points at which no asker is killed here, and why."""
+
+
+def test_at_every_point_somebody_is_killed_or_there_is_a_reason_not_to() -> None:
+    """A new point has to be put into one of these."""
+    assert set(POINTS) == {*ASKING, *ANSWERING, *RESUMING, *RECOVERING, *ELSEWHERE}
+    assert not {*ASKING, *ANSWERING, *RESUMING, *RECOVERING} & {*ELSEWHERE}
 
 
 @pytest.fixture
-async def h(make_harness: MakeHarness) -> Harness:
-    harness = await make_harness([Expense, Batch])
-    await harness.sql(CREATE_SENDINGS)
-    return harness
+async def h(shared_url: str) -> AsyncIterator[Harness]:
+    async with SharedHarness(shared_url, MACHINES, token_keys=KEYS) as harness:
+        await harness.sql(CREATE_SENDINGS)
+        await harness.sql(CREATE_BOOKINGS)
+        yield harness
+        await harness.sql("drop table public.sendings")
+        await harness.sql("drop table public.bookings")
 
 
-def survivor(h: Harness) -> Any:
-    """A worker in this process, which goes on where a killed one was."""
-    return h.another_engine(transports=[Noting(h.url)], reap=SOON)
+@dataclass
+class Life:
+    """One instance, and the process that is killed with it."""
+
+    h: Harness
+    shape: Shape
+    number: int
+    handle: Handle[Any]
+    killed: WorkerProcess | None = None
+
+    @property
+    def queue(self) -> str:
+        return f"queue{self.number}"
+
+    @property
+    def transport(self) -> str:
+        return f"there{self.number}"
+
+    async def die(self, start_worker: StartWorker, point: str, nth: int = 1, *, world: str = "silent") -> None:
+        """Let a worker run for this instance alone, until it is killed."""
+        options = ["--queue", self.queue, "--transport", self.transport, "--world", world]
+        self.killed = await start_worker(self.h.url, module=MODULE, crash=point, nth=nth, options=options)
+
+    async def is_dead(self) -> bool:
+        assert self.killed is not None
+        return await self.killed.ended() == -signal.SIGKILL
+
+    async def questions(self) -> list[tuple[str, str]]:
+        """Id and status, in item order."""
+        rows = await self.h.sql(
+            "select id::text, status from stepwell.interactions where instance_id = $1 order by unit_id, item",
+            self.handle.id,
+        )
+        return [tuple(row) for row in rows]
+
+    async def sendings(self) -> list[tuple[str, int]]:
+        """(question, attempt) of every sending."""
+        rows = await self.h.sql(
+            "select question::text, attempt from public.sendings s join stepwell.interactions q on q.id = s.question "
+            "where q.instance_id = $1 order by s.number", self.handle.id,
+        )  # fmt: skip
+        return [tuple(row) for row in rows]
+
+    async def bookings(self) -> int:
+        return len(await self.h.sql("select from public.bookings where instance = $1", self.handle.id))
+
+    async def assert_whole(self) -> None:
+        """What holds whoever was killed: it has ended as it should, and each question was asked and has ended once."""
+        ended = await self.handle.get()
+        expected = "failed" if self.shape.result is None else "done"
+        assert (ended.status, ended.result) == (expected, self.shape.result), self.shape
+        if self.shape.result is None:
+            assert ended.error is not None
+            assert ended.error.type == "AwaitTimeout"
+        assert [status for _, status in await self.questions()] == [self.shape.ends] * self.shape.questions
+        units = await self.h.sql("select visit from stepwell.await_units where instance_id = $1", self.handle.id)
+        assert [row["visit"] for row in units] == [1]
+        assert await self.bookings() == (self.shape.machine is Booking)
 
 
-async def sendings(h: Harness) -> list[tuple[int, int]]:
-    """(attempt, pid) of every sending."""
-    return [tuple(row) for row in await h.sql("select attempt, pid from public.sendings order by number")]
+async def begun(h: Harness, shape: str, number: int = 0, **changes: Any) -> Life:
+    """An instance that is to ask."""
+    made = SHAPES[shape]
+    life = Life(h, made, number, None)  # type: ignore[arg-type]  # in a moment
+    state = {**made.state, "transport": life.transport, **changes}
+    life.handle = await h.engine.start(made.machine, state, queue=life.queue)
+    return life
 
 
-async def open_questions(h: Harness) -> list[str]:
-    rows = await h.sql("select id::text from stepwell.interactions where status = 'dispatched' order by item")
-    return [row["id"] for row in rows]
+@asynccontextmanager
+async def survivor(h: Harness, lives: Sequence[Life]) -> AsyncIterator[Worker]:
+    """A worker in this process, which goes on where killed ones were. Nothing needed to be mended."""
+    transports = [Noting(h.url, life.transport) for life in lives]
+    queues = {life.queue: 10 for life in lives}
+    async with h.another_engine(transports=transports, reap=SOON) as engine, engine.worker(queues) as worker:
+        yield worker
+        connection = await asyncpg.connect(h.url)
+        assert await problems_in(connection) == []
+        await connection.close()
+        assert worker.tally.reconciled == 0
 
 
-async def counted(h: Harness) -> tuple[int, int, int]:
-    """How many questions there are, how many of them are answered, and how many units."""
-    [row] = await h.sql(
-        "select count(*), count(*) filter (where status = 'completed'), "
-        "(select count(*) from stepwell.await_units) from stepwell.interactions"
-    )
-    return tuple(row)  # type: ignore[return-value]
+async def answered(h: Harness, lives: Sequence[Life]) -> None:
+    """Answer whatever is out until all have ended."""
+    ended = asyncio.gather(*(life.handle.wait(timeout=PATIENCE) for life in lives))
+    while not ended.done():
+        await answer(h)
+        await asyncio.wait([ended], timeout=0.02)
+    await ended
 
 
-async def assert_sound(h: Harness, worker: Worker) -> None:
-    connection = await asyncpg.connect(h.url)
-    assert await problems_in(connection) == []
-    await connection.close()
-    assert worker.tally.reconciled == 0
+async def answer(h: Harness) -> None:
+    """Answer whatever is out."""
+    for question in (await h.engine.interactions.pending()).items:
+        if question.status == "dispatched":
+            await answer_one(h, question.id)
 
 
-@pytest.mark.parametrize(
-    ("point", "nth", "asked", "sent_before", "attempts"),
-    [
-        ("executor.returned", 1, 0, 0, [1]),
-        ("flusher.before_commit", 1, 0, 0, [1]),
-        ("flusher.committed", 1, 1, 0, [1]),
-        ("dispatcher.claimed", 1, 1, 0, [2]),
-        ("dispatcher.sent", 1, 1, 1, [1, 2]),
-        ("dispatcher.recorded", 1, 1, 1, [1]),
-    ],
-)
+async def answer_one(h: Harness, id_: str) -> Any:
+    question = await h.engine.interactions.get(id_)
+    token = await h.engine.interactions.token(id_) if question.requires_token else None
+    return await h.engine.complete(interaction=id_, reply=reply_to(question.request), token=token)
+
+
+@pytest.mark.parametrize("point", ASKING)
 async def test_a_worker_killed_between_asking_and_the_answer_asks_once_and_sends_at_least_once(
-    h: Harness, start_worker: StartWorker, point: str, nth: int, asked: int, sent_before: int, attempts: list[int]
-) -> None:
-    """Digest, gap 3: a crash between the claim of a question and its sending sends again."""
-    expense = await h.engine.start(Expense, {"amount": 7, "transport": "there"})
-    killed = await start_worker(h.url, module=MODULE, crash=point, nth=nth)
-    assert await killed.ended() == -signal.SIGKILL
-    assert (await counted(h), len(await sendings(h))) == ((asked, 0, asked), sent_before)
-
-    async with survivor(h) as engine, engine.worker() as worker:
-        [question] = await eventually(lambda: open_questions(h))
-        await engine.complete(interaction=question, reply=YES)
-        done = await expense.wait(timeout=30)
-        await assert_sound(h, worker)
-
-    assert (done.status, done.result["approved"]) == ("done", True)
-    assert await counted(h) == (1, 1, 1)
-    assert [attempt for attempt, _ in await sendings(h)] == attempts
-    assert [pid == killed.pid for _, pid in await sendings(h)][:sent_before] == [True] * sent_before
-
-
-@pytest.mark.parametrize("point", ["claimer.claimed", "executor.begun", "executor.returned"])
-async def test_a_worker_killed_after_the_answer_lets_another_resume_and_asks_nobody_again(
     h: Harness, start_worker: StartWorker, point: str
 ) -> None:
-    async with survivor(h) as engine:
-        async with engine.worker():
-            expense = await h.engine.start(Expense, {"amount": 7, "transport": "there"})
-            [question] = await eventually(lambda: open_questions(h))
-        await engine.complete(interaction=question, reply=YES, actor="ana")
-    killed = await start_worker(h.url, module=MODULE, crash=point)
-    assert await killed.ended() == -signal.SIGKILL
+    """Gap 3: a crash between the claim of a question and its sending sends again. What a transactional step has written
+    is there if, and only if, its question is."""
+    kills = ASKING[point]
+    lives = [await begun(h, kill.shape, number) for number, kill in enumerate(kills)]
+    for life, kill in zip(lives, kills, strict=True):
+        await life.die(start_worker, point, kill.nth)
+    before: list[list[tuple[str, str]]] = []
+    for life, kill in zip(lives, kills, strict=True):
+        assert await life.is_dead()
+        before.append(await life.questions())
+        if kill.attempts is not None:
+            assert len(before[-1]) == kill.asked
+            assert await life.bookings() == (kill.asked and life.shape.machine is Booking)
 
-    async with survivor(h) as engine, engine.worker() as worker:
-        done = await expense.wait(timeout=30)
-        await assert_sound(h, worker)
+    async with survivor(h, lives):
+        await answered(h, lives)
 
-    assert (done.status, done.result["approved"], done.result["actor"]) == ("done", True, "ana")
-    assert await counted(h) == (1, 1, 1)
-    assert len(await sendings(h)) == 1
-
-
-@pytest.mark.parametrize(
-    ("point", "nth", "asked"),
-    [
-        ("filler.appended", 1, CHUNK),
-        ("filler.appended", 2, 2 * CHUNK),
-        ("filler.appended", 3, ITEMS),
-        ("flusher.before_commit", 1, ITEMS),  # before the park
-        ("flusher.committed", 1, ITEMS),
-    ],
-)
-async def test_a_worker_killed_while_it_asks_about_many_is_followed_by_one_that_asks_about_the_rest(
-    h: Harness, start_worker: StartWorker, point: str, nth: int, asked: int
-) -> None:
-    batch = await h.engine.start(Batch, {"items": list(range(ITEMS)), "transport": "there", "window": ITEMS - 2})
-    killed = await start_worker(h.url, module=MODULE, crash=point, nth=nth)
-    assert await killed.ended() == -signal.SIGKILL
-    assert await counted(h) == (asked, 0, 1)
-    before = await ids(h)
-
-    async with survivor(h) as engine, engine.worker() as worker:
-        done = await answered_all(h, batch)
-        await assert_sound(h, worker)
-
-    assert (done.status, done.result) == ("done", [[n, "completed", 100 + n] for n in range(ITEMS)])
-    assert (await ids(h))[:asked] == before
-    assert await counted(h) == (ITEMS, ITEMS, 1)
+    for life, kill, asked in zip(lives, kills, before, strict=True):
+        await life.assert_whole()
+        questions, sent = await life.questions(), await life.sendings()
+        assert [id_ for id_, _ in questions][: len(asked)] == [id_ for id_, _ in asked]
+        times = Counter(id_ for id_, _ in sent)
+        if kill.attempts is None or life.shape.questions > 1:
+            assert (set(times), max(times.values()) <= 2) == ({id_ for id_, _ in questions}, True)
+        else:
+            assert tuple(attempt for _, attempt in sent) == tuple(kill.attempts)
 
 
-async def ids(h: Harness) -> list[str]:
-    return [row["id"] for row in await h.sql("select id::text from stepwell.interactions order by item")]
-
-
-async def answered_all(h: Harness, batch: Handle[Any]) -> Any:
-    """Answer whatever is out until the batch has ended."""
-    ended = asyncio.create_task(batch.wait(timeout=30))
-    while not ended.done():
-        rows = await h.sql("select id::text, item from stepwell.interactions where status = 'dispatched'")
-        await asyncio.gather(*(h.engine.complete(interaction=row["id"], reply=100 + row["item"]) for row in rows))
-        await asyncio.wait([ended], timeout=0.02)
-    return ended.result()
-
-
-@pytest.mark.parametrize(
-    ("point", "before"), [("completing.found", "dispatched"), ("completing.admitted", "completed")]
-)
+@pytest.mark.parametrize("point", ANSWERING)
 async def test_who_is_killed_while_answering_has_answered_or_has_not(
-    h: Harness, start_worker: StartWorker, point: str, before: str
+    h: Harness, start_worker: StartWorker, point: str
 ) -> None:
-    batch = await h.engine.start(Batch, {"items": [1]})
-    async with survivor(h) as engine, engine.worker(poll=SOON, max_poll=SOON) as worker:
-        [question] = await eventually(lambda: open_questions(h))
-        killed = await answering(start_worker, h, question, point)
-        assert await killed.ended() == -signal.SIGKILL
-        [row] = await h.sql("select status from stepwell.interactions")
-        assert row["status"] == before
+    """Scenario 18: by the short way, with a token, and about items; the same answer, brought again, tells which."""
+    lives = [await begun(h, shape, number) for number, shape in enumerate(("plain", "token", "each"))]
+    async with survivor(h, lives) as worker:
+        chosen = [await first_question(life) for life in lives]
+        answering = [
+            await start_worker(h.url, module=MODULE, crash=point, options=["--answer", question]) for question in chosen
+        ]
+        for process in answering:
+            assert await process.ended() == -signal.SIGKILL
+        for life, question in zip(lives, chosen, strict=True):
+            assert dict(await life.questions())[question] == ANSWERING[point]
+            again = await answer_one(h, question)
+            assert again.is_duplicate is (point == "completing.admitted")
+        await answered(h, lives)
+        assert worker.tally.steps == 2 * len(lives)
 
-        again = await h.engine.complete(interaction=question, reply=7)
-        done = await batch.wait(timeout=30)
-        await assert_sound(h, worker)
-
-    assert again.is_duplicate is (before == "completed")
-    assert (done.status, done.result) == ("done", [[0, "completed", 7]])
+    for life in lives:
+        await life.assert_whole()
 
 
-async def answering(start_worker: StartWorker, h: Harness, question: str, point: str) -> WorkerProcess:
-    return await start_worker(
-        h.url, module=MODULE, crash=point, options=["--answer", question, "--reply", "7"]
-    )
+async def first_question(life: Life) -> str:
+    """The first one, once it is out."""
+
+    async def out() -> list[str]:
+        return [id_ for id_, status in await life.questions() if status == "dispatched"]
+
+    return (await eventually(out))[0]
+
+
+@pytest.mark.parametrize("point", RESUMING)
+async def test_a_worker_killed_after_the_end_of_a_question_lets_another_resume_and_asks_nobody_again(
+    h: Harness, start_worker: StartWorker, point: str
+) -> None:
+    """By an answer, by a timeout, or because it can not be sent. Scenario 24: what has ended a question is kept."""
+    kills = RESUMING[point]
+    lives = [await begun(h, kill.shape, number) for number, kill in enumerate(kills)]
+    for life, kill in zip(lives, kills, strict=True):
+        await life.die(start_worker, point, kill.nth, world=life.shape.world)
+    before = []
+    for life in lives:
+        assert await life.is_dead()
+        before.append((await life.questions(), await life.sendings()))
+        assert [status for _, status in before[-1][0]] == [life.shape.ends] * life.shape.questions
+
+    async with survivor(h, lives):
+        for life in lives:
+            await life.handle.wait(timeout=PATIENCE)
+
+    for life, left in zip(lives, before, strict=True):
+        await life.assert_whole()
+        assert (await life.questions(), await life.sendings()) == left
+
+
+async def is_late(h: Harness, start_worker: StartWorker) -> tuple[list[Life], dict[str, Any]]:
+    """Deadlines have passed while nobody was there: whoever starts next ends the questions."""
+    lives = [await begun(h, shape, number, seconds=30) for number, shape in enumerate(("late", "late, fails"))]
+    async with survivor(h, lives):
+        for life in lives:
+            await first_question(life)
+    await h.advance(MINUTE)
+    return lives, {}
+
+
+async def was_not_sent(h: Harness, start_worker: StartWorker) -> tuple[list[Life], dict[str, Any]]:
+    """A worker has died with questions that it was about to send."""
+    life = await begun(h, "plain")
+    await life.die(start_worker, "dispatcher.claimed")
+    assert await life.is_dead()
+    return [life], {}
+
+
+async def was_resumed(h: Harness, start_worker: StartWorker) -> tuple[list[Life], dict[str, Any]]:
+    """A worker has died, on another host, in the step that goes on by an answer; its lease has run out."""
+    life = await begun(h, "plain")
+    await life.die(start_worker, "executor.begun", 2, world="answers")
+    assert await life.is_dead()
+    await h.sql("update stepwell.workers set host = 'elsewhere', lease_until = now() - interval '1 hour'")
+    return [life], {"lease": 0.9, "heartbeat": 0.3, "reap": 0.1}
+
+
+Prepare = Callable[[Harness, StartWorker], Awaitable[tuple[list[Life], dict[str, Any]]]]
+RECOVERING: dict[str, tuple[Prepare, str]] = {
+    "timers.ticked": (is_late, "timed_out"),
+    "reconciler.looked": (was_not_sent, "waiting"),
+    "reaper.reaped": (was_resumed, "completed"),
+}
+"""While somebody looks after what time or the dead have left, and how the questions stand by then."""
+
+
+@pytest.mark.parametrize("point", RECOVERING)
+async def test_who_is_killed_while_it_clears_up_is_followed_by_one_that_does_the_rest(
+    h: Harness, start_worker: StartWorker, point: str
+) -> None:
+    prepare, status = RECOVERING[point]
+    lives, settings = await prepare(h, start_worker)
+    options = ["--queue", "another", "--transport", "another"]
+    killed = await start_worker(h.url, module=MODULE, crash=point, options=options, **settings)
+    assert await killed.ended() == -signal.SIGKILL
+    before = [await life.questions() for life in lives]
+    assert [[stands for _, stands in questions] for questions in before] == [[status]] * len(lives)
+
+    async with survivor(h, lives):
+        await answered(h, lives)
+
+    for life, asked in zip(lives, before, strict=True):
+        await life.assert_whole()
+        assert [id_ for id_, _ in await life.questions()] == [id_ for id_, _ in asked]
+        assert len(await life.sendings()) == 1
 
 
 async def test_who_dies_in_the_middle_of_its_transaction_has_changed_nothing(h: Harness) -> None:
-    batch = await h.engine.start(Batch, {"items": [1, 2], "window": 1})
-    async with survivor(h) as engine, engine.worker() as worker:
-        await batch.wait(until="settled", timeout=30)
-        [question] = await open_questions(h)
+    life = await begun(h, "each")
+    async with survivor(h, [life]):
+        question = await first_question(life)
+        await life.handle.wait(until="settled", timeout=PATIENCE)
         dying = await asyncpg.connect(h.url)
         await dying.execute("begin")
         await dying.fetch("select * from stepwell.complete(interaction => $1, reply => '1')", question)
         dying.terminate()
 
-        again = await h.engine.complete(interaction=question, reply=2)
-        await assert_sound(h, worker)
+        again = await answer_one(h, question)
+        await answered(h, [life])
 
     assert not again.is_duplicate
-    assert (await counted(h))[:2] == (2, 1)
+    await life.assert_whole()
