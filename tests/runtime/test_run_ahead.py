@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from stepwell import Await, Context, Done, Machine, Next, Outcome, Retry, Spawn, Status, step
+from stepwell import Await, ConcurrencyLimit, Context, Done, Machine, Next, Outcome, Retry, Spawn, Status, step
 from stepwell._runtime.worker import Worker
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
@@ -167,21 +168,79 @@ async def test_other_outcomes_after_a_step_ahead_do_what_they_always_do(make_har
         assert await handle.result(timeout=30) == [{"left": 0}]
 
 
-async def test_more_urgent_work_that_a_claim_left_behind_goes_first(make_harness: MakeHarness) -> None:
-    """With one slot, the claim of an urgent row leaves its neighbour; the patient one comes last."""
-    h, resources = await walking(make_harness)
-    order: list[str | None] = []
+class Gates:
+    """Notes the keys of steps as they begin, and keeps each instance inside until its gate opens."""
 
-    async def look(ctx: Context[dict[str, Any]]) -> None:
-        order.append(ctx.key)
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    resources["look"] = look
-    for key, priority in (("patient", 5), ("urgent 1", 0), ("urgent 2", 0)):
-        await h.engine.start(Walk, {"left": 1}, key=key, priority=priority)
-    async with h.engine.worker({"default": 1}):
+    async def pass_through(self, ctx: Context[dict[str, Any]]) -> None:
+        self.order.append(str(ctx.key))
+        await self._gates[str(ctx.key)].wait()
+
+    def open(self, *keys: str) -> None:
+        for key in keys:
+            self._gates[key].set()
+
+    async def has_begun(self, key: str) -> None:
+        await eventually(lambda: key in self.order)
+
+
+URGENT = [{"concurrency_limit": "bank"}, {}]
+
+
+@pytest.mark.parametrize("first", URGENT, ids=["limited", "plain"])
+async def test_it_yields_to_more_urgent_work_that_a_claim_left_behind(
+    make_harness: MakeHarness, first: dict[str, Any]
+) -> None:
+    """Two slots: the patient one has one, and of two urgent ones, whose time comes together, the other has room for the
+    first. Nobody tells of the second: the claim itself has. It waits for one step, not for sixteen."""
+    rarely = timedelta(minutes=1)
+    h, resources = await walking(make_harness, limits=[ConcurrencyLimit("bank", 1)], poll=rarely, max_poll=rarely)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+
+    async with h.engine.worker({"default": 2}):
+        await h.engine.start(Walk, {"left": 16}, key="patient", priority=5)
+        await gates.has_begun("patient")
+        soon = timedelta(milliseconds=1)
+        await h.engine.start_many([
+            Walk.child({"left": 0}, key="urgent 1", delay=soon, **first),
+            Walk.child({"left": 0}, key="urgent 2", delay=soon),
+        ])  # fmt: skip
+        await gates.has_begun("urgent 1")
+        gates.open("patient")
+        await gates.has_begun("urgent 2")
+        gates.open("urgent 1", "urgent 2")
         await h.engine.wait("patient", timeout=30)
 
-    assert order == ["urgent 1", "urgent 1", "urgent 2", "urgent 2", "patient", "patient"]
+    assert gates.order[:4] == ["patient", "urgent 1", "urgent 2", "patient"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_it_yields_to_an_urgent_newcomer_although_no_slot_is_free(
+    make_harness: MakeHarness, slots: int, prefetch: int
+) -> None:
+    """One patient instance makes room when its step is over, and the claim takes the newcomer, or has taken it."""
+    h, resources = await walking(make_harness, prefetch=prefetch)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+    patient = [f"patient {n}" for n in range(slots)]
+
+    async with h.engine.worker({"default": slots}) as worker:
+        for key in patient:
+            await h.engine.start(Walk, {"left": 16}, key=key, priority=5)
+            await gates.has_begun(key)
+        await h.engine.start(Walk, {"left": 0}, key="urgent", priority=-5)
+        await eventually(lambda: worker.running == slots + min(prefetch, 1))
+        gates.open("patient 0", "urgent")
+        await h.engine.wait("urgent", timeout=30)
+        gates.open(*patient)
+        await h.engine.wait("patient 0", timeout=30)
+
+    assert gates.order[: slots + 1] == [*patient, "urgent"]
 
 
 async def test_a_draining_worker_goes_no_further(make_harness: MakeHarness) -> None:

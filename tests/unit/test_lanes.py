@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell._runtime.lanes import MOST_TURNS, Lane, Lanes, Turns
+from stepwell._runtime.lanes import BETWEEN_YIELDS, MOST_TURNS, Lane, Lanes, Turns
 from tests.unit.claims import make_claim
 
 
@@ -108,6 +108,42 @@ def test_nothing_runs_ahead_of_more_urgent_work_nor_past_a_pause(
     lane.left_behind, lane.is_paused = left_behind, paused
 
     assert lane.lets_run_ahead(priority) is lets
+
+
+@pytest.mark.parametrize(("waiting", "lets"), [([], True), ([0], True), ([3], True), ([-1, 3], False)])
+def test_nothing_runs_ahead_of_more_urgent_claims_that_wait_for_a_slot(waiting: list[int], *, lets: bool) -> None:
+    lane = Lane("default", 1)
+    lane.buffer.extend(make_claim(id=i, priority=priority) for i, priority in enumerate(waiting))
+
+    assert lane.lets_run_ahead(0) is lets
+
+
+def test_where_no_slot_is_free_one_makes_room_for_news_and_the_others_run_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often news come, be it by what went back itself: so a busy queue keeps its pace."""
+    now = 7.0
+    monkeypatch.setattr("stepwell._runtime.lanes.perf_counter", lambda: now)
+    lanes = Lanes({"a": 2})
+    lane = lanes["a"]
+    lane.running = 2
+    told = []
+
+    for _ in range(2):
+        for _ in range(3):
+            told.append(lane.lets_run_ahead(0))
+            lanes.mark_ready("a")
+        now += 2 * BETWEEN_YIELDS
+
+    assert told == [True, False, True, False, True, True]
+
+
+def test_nobody_makes_room_for_news_while_a_slot_is_free() -> None:
+    lanes = Lanes({"a": 2})
+    lanes["a"].running = 1
+    lanes.mark_ready("a")
+
+    assert lanes["a"].lets_run_ahead(0)
 
 
 def test_a_pause_is_noted_once_and_taken_back_once() -> None:

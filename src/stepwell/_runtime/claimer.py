@@ -85,7 +85,7 @@ class Claimer(Service):
         begins = self._may_begin(lane, demand)
         if begins:
             demand = min(demand, AT_ONCE)
-        lane.ready = False  # before the claim: what arrives while it runs sets it again
+        lane.ready = lane.has_news = False  # before the claim: what arrives while it runs sets them again
         try:
             answer = await self._claim(lane, demand, begins=begins)
         except BaseException:
@@ -99,7 +99,7 @@ class Claimer(Service):
             if answer.begun is not None:
                 await _probes.reach("executor.begun", ids=list(answer.begun.states))
         is_full = answer.window >= demand
-        lane.left_behind = answer.claims[-1].priority if is_full and answer.claims else None
+        lane.left_behind = answer.last_priority if is_full else None
         is_locked_out = lane.turns is not None and answer.missed and not answer.window  # others hold all it looked at
         if is_full or answer.missed:
             lane.ready = True

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from time import perf_counter
 
 from stepwell._core.records import Claim
 
 MOST_TURNS = 100
+BETWEEN_YIELDS = 0.05  # seconds; what goes back is news itself: where steps are short, each would yield to the last
 
 
 class Turns:
@@ -36,8 +38,8 @@ class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
     __slots__ = (
-        "buffer", "is_bare", "is_beginning", "is_closed", "is_paused", "is_swift", "left_behind", "queue", "ready",
-        "running", "slots", "turns",
+        "buffer", "has_news", "is_bare", "is_beginning", "is_closed", "is_paused", "is_swift", "left_behind", "queue",
+        "ready", "running", "slots", "turns", "yielded_at",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
@@ -46,6 +48,8 @@ class Lane:
         self.running = 0
         self.buffer: deque[Claim] = deque()
         self.ready = True
+        self.has_news = False  # somebody has told of work since the last claim, and nobody knows how urgent it is
+        self.yielded_at = float("-inf")  # when somebody last made room for such news
         self.turns: Turns | None = None  # None: it is no fair queue
         self.is_paused = False  # as far as we know; the claim itself knows better
         self.is_closed = False  # the worker ends: nothing begins, and nothing runs ahead
@@ -55,10 +59,27 @@ class Lane:
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 
     def lets_run_ahead(self, priority: int) -> bool:
-        """Whether an instance may go on without a claim: not past a pause or the end, nor past what the last claim may
-        have left and goes before this priority (lower first)."""
-        is_passed = self.left_behind is not None and self.left_behind < priority
-        return not (is_passed or self.is_paused or self.is_closed)
+        """Whether an instance may go on without a claim; who asks does as it is told.
+
+        Not past a pause or the end, nor past what goes before this priority (lower first), be it in the buffer or what
+        the last claim may have left. Of work that was told of since, only a claim knows how urgent it is: where no
+        slot is free for one, somebody goes back now and then.
+        """
+        if self.is_paused or self.is_closed:
+            return False
+        if self.left_behind is not None and self.left_behind < priority:
+            return False
+        if self.buffer and self.buffer[0].priority < priority:
+            return False
+        return not (self.has_news and self._yields_to_news())
+
+    def _yields_to_news(self) -> bool:
+        """Whether one is to make room for news: once for all that came since the last claim."""
+        now = perf_counter()
+        if self.free > 0 or now - self.yielded_at < BETWEEN_YIELDS:
+            return False
+        self.has_news, self.yielded_at = False, now
+        return True
 
     @property
     def has_slot(self) -> bool:
@@ -119,7 +140,7 @@ class Lanes:
         lane = self._lanes.get(queue)
         if lane is None:
             return False
-        lane.ready = True
+        lane.ready = lane.has_news = True
         return True
 
     def note_paused(self, paused: Collection[str]) -> list[Lane]:

@@ -39,6 +39,7 @@ class Contender(msgspec.Struct, frozen=True):
     id: int
     label: str  # name@version
     concurrency_key: str | None
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class Claimed:
     def window(self) -> int:
         """How many rows were looked at."""
         return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
+
+    @property
+    def last_priority(self) -> int | None:
+        """That of the least urgent row looked at; None if there was none."""
+        parts: tuple[Sequence[Claim | Contender], ...] = (self.claims, self.busy, self.foreign, self.limited)
+        return max((rows[-1].priority for rows in parts if rows), default=None)
 
     @property
     def is_bare(self) -> bool:
@@ -232,7 +239,7 @@ def read_claims(rows: Sequence[Row], worker_id: int, queue: str) -> Claimed:
                       unit_id)
             )  # fmt: skip
         else:
-            losers[verdict].append(Contender(id_, f"{machine}@{version}", key))
+            losers[verdict].append(Contender(id_, f"{machine}@{version}", key, priority))
     return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]), losers["limited"])
 
 
