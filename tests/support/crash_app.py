@@ -37,6 +37,7 @@ _AWAY = (
     asyncpg.OperatorInterventionError,
 )  # fmt: skip
 _PAUSE = 0.05
+_INSIDE = 0.01  # long enough that all slots of a limit are taken at once
 
 
 class Effects:
@@ -211,13 +212,18 @@ class Narrow(Machine, initial="pass_through"):
     @step
     async def pass_through(self, ctx: Context[Any]) -> Done:
         token = secrets.token_hex(8)
-        await ctx.resources.tell("insert into public.spans values ($1, $2, clock_timestamp())", token, ctx.id)
+        await ctx.resources.tell(
+            "insert into public.spans values ($1, $2, $3, clock_timestamp())", token, ctx.id, os.getpid()
+        )
+        await asyncio.sleep(_INSIDE)
         await ctx.resources.tell("update public.spans set ended = clock_timestamp() where token = $1", token)
         return Done()
 
 
-CREATE_SPANS = (
-    "create table public.spans (token text primary key, instance bigint, began timestamptz, ended timestamptz)"
+CREATE_SPANS = """
+create table public.spans (
+  token text primary key, instance bigint, pid integer, began timestamptz, ended timestamptz
 )
+"""
 LIMITS = [ConcurrencyLimit("narrow", 6), RateLimit("narrow", 400, burst=10)]
 MACHINES = [Trail, Killer, Innocent, Frozen, Shared, Booking, Narrow]
