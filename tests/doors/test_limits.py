@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
-from stepwell import Hold
+from stepwell import Handle, Hold, Status
 from stepwell.testing import Harness
-from tests.doors.machines import Note, Paced
+from tests.doors.machines import Busy, Note, Paced
+from tests.support.waiting import eventually, held
 
 NEEDS = "select concurrency_limit, own_limit, rate_limit, weight from stepwell.instances where id = $1"
 STARTS: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
@@ -50,16 +52,23 @@ async def test_a_start_in_a_callers_transaction_carries_its_limits(h: Harness, c
 async def test_a_cancel_in_a_callers_transaction_gives_the_slot_back_after_the_commit(
     h: Harness, connection: asyncpg.Connection
 ) -> None:
-    await h.engine.limits.set("desk", n=0, kind="concurrency")
-    one, two = [await h.engine.start(Note, concurrency_limit="desk") for _ in range(2)]
-    await h.drain()
-    assert (await two.get()).hold is Hold.LIMIT
-    await h.sql("update stepwell.limits set n = 1 where kind = 'concurrency' and name = 'desk'")
+    """Only the cancel can have done it: the holder does not end by itself, and the reaper looks once an hour."""
+    async with h.engine.worker(reap=timedelta(hours=1)):
+        holder = await h.engine.start(Busy, concurrency_limit="desk")
+        await eventually(lambda: _is_executing(holder))
+        behind = await h.engine.start(Note, concurrency_limit="desk")
+        await held(behind)
 
-    async with h.engine.worker():
         async with connection.transaction():
-            await h.engine.cancel(one.id, connection=connection)
-        await two.result(10)
+            await h.engine.cancel(holder.id, connection=connection)
+            assert (await behind.get()).hold is Hold.LIMIT
+
+        await behind.result(10)
+        assert (await holder.get()).status is Status.CANCELLED
+
+
+async def _is_executing(handle: Handle) -> bool:
+    return (await handle.get()).status is Status.EXECUTING
 
 
 def _json(options: dict[str, Any]) -> str:
