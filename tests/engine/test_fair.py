@@ -19,6 +19,19 @@ from tests.support.waiting import eventually
 
 FAIR = {"default": "tenant"}
 OFTEN = timedelta(milliseconds=20)
+# As start.sql writes rows into a fair queue, and their states, by the server itself.
+IMPORT = """
+with started as (
+  insert into stepwell.instances
+    (machine, version, step, queue, due_at, created_at, updated_at, tenant, share)
+  select 'Work', 1, 'start', 'default', stepwell.now(), stepwell.now(), stepwell.now(), 'large',
+         hashtextextended('large', 0)
+  from generate_series(1, $1::integer)
+  returning id
+)
+insert into stepwell.instance_data (id, state)
+select s.id, '{}' from started s
+"""
 
 
 @dataclass
@@ -77,6 +90,27 @@ async def test_a_single_instance_begins_within_two_times_the_slots_whatever_wait
         await small.wait(timeout=30)
 
         assert order.begun.index("small") - before <= 2 * slots + prefetch
+
+
+async def test_with_100_000_of_one_tenant_waiting_a_single_instance_of_another_begins_within_two_times_the_slots(
+    make_harness: MakeHarness,
+) -> None:
+    slots = 5
+    h, order = await working(make_harness)
+    async with h.engine.worker({"default": slots}):  # makes the queue fair
+        pass
+    await h.sql(IMPORT, 100_000)
+
+    async with h.engine.worker({"default": slots}):
+        await eventually(lambda: len(order.begun) > 2 * slots)
+        small = await h.engine.start(Work, tenant="small")
+        before = len(order.begun)
+        await small.wait(timeout=30)
+        later = order.begun.index("small") - before
+
+    [(waiting,)] = await h.sql("select count(*) from stepwell.instances where status = 'runnable'")
+    assert waiting > 90_000
+    assert later <= 2 * slots
 
 
 async def test_a_worker_goes_past_tenants_whose_rows_somebody_holds_locked(make_harness: MakeHarness) -> None:
