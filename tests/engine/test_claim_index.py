@@ -6,7 +6,9 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from stepwell import Context, Done, Machine, step
+import pytest
+
+from stepwell import ConcurrencyLimit, Context, Done, Machine, RateLimit, step
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -14,6 +16,22 @@ from tests.support.waiting import eventually
 CLAIMABLE = """select count(*) from stepwell.instances
                where status = 'runnable' and hold is null and concurrency_key = 'k'"""
 BEHIND = "select count(*) from stepwell.instances where status = 'runnable' and hold = 'key' and concurrency_key = 'k'"
+LIMITS = [ConcurrencyLimit("k", 3), RateLimit("k", 200, burst=1)]
+COUNT_TURNS = (  # how often a row was put aside, or let go
+    "create sequence public.turns",
+    """
+    create function public.count_turn() returns trigger language plpgsql as $$
+    begin
+      perform nextval('public.turns');
+      return null;
+    end
+    $$
+    """,
+    """
+    create trigger count_turn after update on stepwell.instances
+    for each row when (old.hold is distinct from new.hold) execute function public.count_turn()
+    """,
+)
 
 
 class Keyed(Machine):
@@ -37,9 +55,9 @@ async def count(harness: Harness, sql: str) -> int:
     return int(row["count"])
 
 
-async def keyed_harness(make_harness: MakeHarness) -> tuple[Harness, dict[str, Any]]:
+async def keyed_harness(make_harness: MakeHarness, **options: Any) -> tuple[Harness, dict[str, Any]]:
     resources: dict[str, Any] = {"entered": asyncio.Event(), "gate": asyncio.Event(), "claimable": []}
-    harness = await make_harness([Keyed], resources=resources)
+    harness = await make_harness([Keyed], resources=resources, **options)
     resources["harness"] = harness
     return harness, resources
 
@@ -79,6 +97,27 @@ async def test_rule_24_a_key_frees_its_rows_one_by_one_for_two_workers(make_harn
 
     assert resources["claimable"] == [0] * 30
     assert claimed == 30
+
+
+@pytest.mark.parametrize(("limit", "at_once"), [("concurrency_limit", 3), ("rate_limit", 1)])
+async def test_rule_24_a_saturated_limit_writes_each_row_once_for_two_workers(
+    make_harness: MakeHarness, limit: str, at_once: int
+) -> None:
+    """Rule 24: a row is put aside once, let go once and claimed once; no claim-and-release storm, and no other one."""
+    h, resources = await keyed_harness(make_harness, limits=LIMITS)
+    for statement in COUNT_TURNS:
+        await h.sql(statement)
+
+    async with h.another_engine() as other, h.engine.worker() as first, other.worker() as second:
+        limited = await h.engine.start_many([Keyed.child(**{limit: "k"})] * 30)
+        await resources["entered"].wait()
+        resources["gate"].set()
+        for handle in limited:
+            await handle.result(timeout=60)
+        claimed = first.tally.claimed + second.tally.claimed
+
+    [(turns,)] = await h.sql("select last_value from public.turns")
+    assert (claimed, turns) == (30, 2 * (30 - at_once))
 
 
 async def test_rule_24_rows_of_the_future_are_not_in_the_index(make_harness: MakeHarness) -> None:
