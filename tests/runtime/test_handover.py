@@ -13,9 +13,10 @@ from stepwell import Context, Done, Machine, step
 from stepwell._core.commits import Commit
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._runtime.flusher import Flusher, Verdict
+from stepwell._runtime.flusher import Verdict
 from stepwell._runtime.handover import Handover
 from stepwell._runtime.hands import Hand, Hands
+from stepwell._runtime.worker import Worker
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -96,8 +97,8 @@ async def test_a_worker_that_stopped_with_outcomes_in_hand_is_freed(make_harness
             await h.engine.start(Once)
             await committing.reached()
             await h.engine.start(Once)
-            flusher, executor = weakref.ref(worker._flusher), weakref.ref(worker._executor)
-            await eventually(lambda: _waiting(flusher) == 2)
+            stopped, executor = weakref.ref(worker), weakref.ref(worker._executor)
+            await eventually(lambda: _running(stopped) == 2)
     del worker
 
     await eventually(lambda: gc.collect() >= 0 and executor() is None)
@@ -118,9 +119,9 @@ async def test_a_task_that_runs_is_what_to_wait_for() -> None:
     assert hand.under_way is None
 
 
-def _waiting(flusher: weakref.ref[Flusher]) -> int:
-    alive = flusher()
-    return 0 if alive is None else alive.waiting
+def _running(worker: weakref.ref[Worker]) -> int:
+    alive = worker()
+    return 0 if alive is None else alive.running
 
 
 async def _wait(gate: asyncio.Event) -> None:
