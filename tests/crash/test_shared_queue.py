@@ -21,9 +21,8 @@ async def test_two_workers_sharing_a_queue_run_and_commit_each_step_once(h: Harn
     async def ask(question: str) -> list[tuple[object, ...]]:
         return [tuple(row) for row in await h.sql(question)]
 
-    claims_and_commits = 1 + 2
-    assert await ask("select distinct status, fence, attempt, crashes from stepwell.instances") == [
-        ("done", claims_and_commits, 0, 0)
-    ]
+    claims_and_commits = 1 + 2, 2 + 2  # now and then one goes back between its steps, for what may be more urgent
+    ended = await ask("select distinct status, fence, attempt, crashes from stepwell.instances")
+    assert set(ended) <= {("done", fence, 0, 0) for fence in claims_and_commits}
     assert await ask("select count(*), count(distinct (instance, step)) from effects") == [(2 * INSTANCES,) * 2]
     assert await ask("select distinct pid from effects order by 1") == sorted((worker.pid,) for worker in workers)

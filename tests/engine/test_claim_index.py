@@ -117,7 +117,9 @@ async def test_rule_24_a_saturated_limit_writes_each_row_once_for_two_workers(
         claimed = first.tally.claimed + second.tally.claimed
 
     [(turns,)] = await h.sql("select last_value from public.turns")
-    assert (claimed, turns) == (30, 2 * (30 - at_once))
+    looks = 2 * 2  # the first look of each worker's reaper may let one go that finds no room, and is put aside again
+    assert claimed == 30
+    assert 2 * (30 - at_once) <= turns <= 2 * (30 - at_once) + looks
 
 
 async def test_rule_24_rows_of_the_future_are_not_in_the_index(make_harness: MakeHarness) -> None:
