@@ -35,6 +35,8 @@ async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
         "limits/admit": (1, newcomers[:2], [7, 8], newcomers[2:], ["limit"] * 8, [None] * 8, ["hot"], [1.0], [0.1]),
         "limits/free": (["hot"], [2]),
         "limits/flow": (["hot"],),
+        "limits/rouse": (["hot"],),
+        "limits/hasten_queue": ("default",),
         "keys/find_idle": (),
         "instances/tick": (["default"], []),
     }

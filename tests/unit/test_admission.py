@@ -57,6 +57,16 @@ def test_nobody_overtakes_a_more_urgent_one_in_the_line_however_many_tokens_ther
     assert buckets["r"].wait == 1.0
 
 
+def test_one_whose_queue_nobody_claims_from_is_overtaken_and_the_line_is_looked_at_for_him() -> None:
+    buckets = {"r": bucket(1)}
+    buckets["r"].see_idle((0, NOW, 2), 4)
+    buckets["r"].see_idle((0, NOW, 1), 3)
+
+    decided = admit([row(9, rate="r")], {}, buckets)
+
+    assert (decided.admitted, buckets["r"].wait) == ([(9, None)], 3.0)
+
+
 def test_parts_have_slots_and_tokens_of_their_own() -> None:
     gates = {"a:1": Gate(1, set()), "a:2": Gate(1, {1})}
     buckets = {"r:1": bucket(0), "r:2": bucket(1)}

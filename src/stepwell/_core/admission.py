@@ -51,12 +51,19 @@ class Bucket:
     tokens: float
     head: Urgency | None = None
     head_weight: int = 0
+    idle: Urgency | None = None  # the first of those whose queues nobody claims from
+    idle_weight: int = 0
     is_changed: bool = False
 
     def see(self, urgency: Urgency, weight: int) -> None:
         """Know of one in the line."""
         if self.head is None or urgency < self.head:
             self.head, self.head_weight = urgency, weight
+
+    def see_idle(self, urgency: Urgency, weight: int) -> None:
+        """Know of one in the line who stands in nobody's way: nobody claims from his queue."""
+        if self.idle is None or urgency < self.idle:
+            self.idle, self.idle_weight = urgency, weight
 
     def line_up(self, urgency: Urgency, weight: int) -> None:
         """Let one stand in the line."""
@@ -65,10 +72,11 @@ class Bucket:
 
     @property
     def wait(self) -> float | None:
-        """Seconds until there are tokens for the head of the line; None if nobody waits."""
-        if self.head is None:
+        """Seconds until there are tokens for the head of the line; None if nobody waits, not even an idle one."""
+        if self.head is None and self.idle is None:
             return None
-        return min(max(0.0, (self.head_weight - self.tokens) / self.per_second), LONGEST_WAIT)
+        weight = self.idle_weight if self.head is None else self.head_weight
+        return min(max(0.0, (weight - self.tokens) / self.per_second), LONGEST_WAIT)
 
 
 @dataclass(slots=True)

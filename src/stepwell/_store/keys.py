@@ -27,15 +27,20 @@ async def hold(db: Database, ids: Sequence[int], keys: Sequence[str]) -> dict[in
 
 
 async def free_idle(db: Database) -> list[str]:
-    """Let go what waits behind keys nobody holds, and limits with room; returns the queues. Normally finds nothing."""
-    rows = await db.fetch("keys/find_idle")
-    if not rows:
-        return []
-    idle = [row["key"] for row in rows if row["kind"] == "key"]
-    roomy = [row["key"] for row in rows if row["kind"] == "limit"]
-    async with db.transaction() as session:
-        if idle:
-            await lock(session, idle)
-        queues = await free(session, idle) if idle else []
-        queues += await limits.free(session, roomy, all_room=True)
-    return queues + sorted(await limits.unhold(db)) if len(rows) > len(idle) + len(roomy) else queues
+    """Let go what waits behind keys nobody holds, limits with room, and rates nobody looks at; returns the queues.
+    Normally finds nothing."""
+    found: dict[str, list[str]] = {"key": [], "limit": [], "rate": [], "put aside": []}
+    for row in await db.fetch("keys/find_idle"):
+        found[row["kind"]].append(row["key"])
+    queues: list[str] = []
+    if found["key"] or found["limit"]:
+        async with db.transaction() as session:
+            if idle := found["key"]:
+                await lock(session, idle)
+                queues += await free(session, idle)
+            queues += await limits.free(session, found["limit"], all_room=True)
+    if found["rate"]:
+        queues += (await limits.flow(db, found["rate"], rouse=True))[0]
+    if found["put aside"]:
+        queues += sorted(await limits.unhold(db))
+    return queues

@@ -87,8 +87,10 @@ def _seen(rows: Iterable[Row]) -> tuple[list[Candidate], dict[str, Gate], dict[s
                 gates[limit] = Gate(n, set(taken))
             case "rate":
                 buckets[rate] = Bucket(n, per_second or 0.0, tokens or 0.0)
-            case _:
+            case "head":
                 buckets[rate].see((priority, due_at, id_), weight)
+            case _:
+                buckets[rate].see_idle((priority, due_at, id_), weight)
     return candidates, gates, buckets
 
 
@@ -133,10 +135,13 @@ def named(rows: Iterable[Row]) -> list[str]:
     return [row["concurrency_limit"] for row in rows if row["concurrency_limit"] is not None]
 
 
-async def flow(db: Database, keys: Sequence[str]) -> tuple[list[str], float | None]:
-    """Let go whom there are tokens for by now; returns the queues, and the seconds to the next one."""
+async def flow(db: Database, keys: Sequence[str], *, rouse: bool = False) -> tuple[list[str], float | None]:
+    """Let go whom there are tokens for by now; returns the queues, and the seconds to the next one. With `rouse` lines
+    are looked at before their time."""
     async with db.transaction() as session:
         await session.fetch("limits/lock_rates", keys)
+        if rouse:
+            await session.fetch("limits/rouse", keys)
         [(queues, wait)] = await session.fetch("limits/flow", keys)
     return list(queues), wait
 

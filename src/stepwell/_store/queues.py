@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from stepwell._store.database import Queryable
+from stepwell._store.database import Database, Queryable
 
 MOST_COUNTED = 10_000  # of what is runnable, per queue; of what is held, per reason
 
@@ -50,9 +50,13 @@ async def pause(db: Queryable, queue: str, reason: str | None, by: str | None) -
     return not row["was_paused"]
 
 
-async def resume(db: Queryable, queue: str) -> bool:
-    """Resume; returns whether it was paused."""
-    return bool(await db.fetch("queues/resume", queue))
+async def resume(db: Database, queue: str) -> bool:
+    """Resume, and let the timers look where it stands in a line for tokens; returns whether it was paused."""
+    async with db.transaction() as session:
+        was_paused = bool(await session.fetch("queues/resume", queue))
+        if was_paused:
+            await session.fetch("limits/hasten_queue", queue)
+    return was_paused
 
 
 async def list_all(db: Queryable) -> list[Queue]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
 
-LIMITS = [ConcurrencyLimit("shared", 1), RateLimit("shared", 20, burst=1)]
+LIMITS = [
+    ConcurrencyLimit("shared", 1),
+    RateLimit("shared", 20, burst=1),
+    RateLimit("daily", 1, per=timedelta(days=1), burst=2),
+]
 BOTH = {"default": 5, "other": 5}
 
 
@@ -41,6 +46,12 @@ async def until_in_line(h: Harness, queue: str, hold: str, number: int) -> None:
     await eventually(look)
 
 
+async def until_live(h: Harness, number: int) -> None:
+    """Wait until all but so many have ended."""
+    sql = "select from stepwell.instances where finished_at is null having count(*) = $1"
+    await eventually(lambda: h.sql(sql, number))
+
+
 @pytest.mark.parametrize("way", ["paused", "unserved"])
 async def test_a_line_of_a_queue_that_is_not_claimed_from_leaves_the_slots_to_the_others(h: Harness, way: str) -> None:
     async with h.engine.worker(queues=BOTH) as worker:
@@ -60,11 +71,13 @@ async def test_a_line_of_a_queue_that_is_not_claimed_from_leaves_the_slots_to_th
         assert await in_line(h, "other", "limit") > 0
 
 
-async def test_a_line_of_a_paused_queue_leaves_the_tokens_to_the_others(h: Harness) -> None:
+async def test_a_line_of_a_paused_queue_leaves_the_tokens_to_the_others_and_goes_on_when_it_is_resumed(
+    h: Harness,
+) -> None:
     async with h.engine.worker(queues=BOTH):
         h.resources.set()
-        await h.engine.start_many([Pass.child({}, rate_limit="shared", queue="other", priority=-1)] * 200)
-        await until_in_line(h, "other", "rate", 100)
+        await h.engine.start_many([Pass.child({}, rate_limit="shared", queue="other", priority=-1)] * 80)
+        await until_in_line(h, "other", "rate", 50)
         await h.engine.queues.pause("other")
         started = await h.engine.start_many([Pass.child({}, rate_limit="shared")] * 3)
 
@@ -72,3 +85,45 @@ async def test_a_line_of_a_paused_queue_leaves_the_tokens_to_the_others(h: Harne
             await one.result(20)  # type: ignore[union-attr]
 
         assert await in_line(h, "other", "rate") > 0
+        await h.engine.queues.resume("other")
+        await until_live(h, 0)
+
+
+@pytest.mark.parametrize("way", ["paused", "unserved"])
+async def test_who_takes_the_tokens_leaves_nobody_in_the_line_for_ever(h: Harness, way: str) -> None:
+    h.resources.set()
+    async with h.engine.worker(queues={"default": 5}), h.another_engine() as elsewhere:
+        async with elsewhere.worker(queues={"other": 5}):
+            await h.engine.start_many([Pass.child({}, rate_limit="daily", queue="other", priority=-1)] * 4)
+            await until_live(h, 2)
+            await until_in_line(h, "other", "rate", 2)
+            if way == "paused":
+                await h.engine.queues.pause("other")
+        newcomer = await h.engine.start(Pass, {}, rate_limit="daily")
+        await until_in_line(h, "default", "rate", 1)
+        await h.advance(timedelta(days=1))
+        await newcomer.result(20)
+        assert await in_line(h, "other", "rate") == 2
+        assert await h.sql("select from stepwell.buckets where next_at is not null")
+
+        await h.engine.queues.resume("other")
+        async with elsewhere.worker(queues={"other": 5}):
+            await h.advance(timedelta(days=2))
+            await until_live(h, 0)
+
+
+async def test_a_resumed_queue_has_its_place_in_the_line_at_once(h: Harness) -> None:
+    h.resources.set()
+    async with h.engine.worker(queues=BOTH):
+        await (await h.engine.start(Pass, {}, rate_limit="daily", weight=2)).result(20)
+        light = await h.engine.start(Pass, {}, rate_limit="daily", queue="other", priority=-1)
+        await until_in_line(h, "other", "rate", 1)
+        await h.engine.start(Pass, {}, rate_limit="daily", weight=2)
+        await until_in_line(h, "default", "rate", 1)
+        await h.engine.queues.pause("other")
+        await h.advance(timedelta(days=1))  # there is a token, and who needs two waits for another day
+        await eventually(lambda: h.sql("select from stepwell.buckets where next_at > stepwell.now() + '1 hour'"))
+
+        await h.engine.queues.resume("other")
+
+        await light.result(20)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import ConcurrencyLimit, Context, Done, Event, Hold, Machine, Next, RateLimit, Retry, Status, step
+from stepwell._store.statements import statement
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -178,6 +179,27 @@ async def test_full_buckets_are_deleted_and_a_missing_one_is_full(h: Harness) ->
 
     await h.engine.start_many([Call.child({}, rate_limit=("minute", 1))] * 3)
     assert (await h.drain(concurrency=10)).ended[Status.DONE] == 2
+
+
+async def test_gaps_18_and_19_a_bucket_with_a_line_is_not_deleted(h: Harness) -> None:
+    await h.engine.start_many([Call.child({}, rate_limit="fast")] * 3)
+    await h.drain()
+    await h.sql("update stepwell.buckets set tokens = 1, next_at = null")
+
+    await h.sql(statement("limits/prune"))
+
+    assert await h.sql("select from stepwell.buckets where key = 'fast'")
+
+
+@pytest.mark.parametrize("lost", ["update stepwell.buckets set next_at = null", "delete from stepwell.buckets"])
+async def test_gaps_18_and_19_a_line_that_nobody_would_look_at_is_found_by_the_reaper(h: Harness, lost: str) -> None:
+    await h.engine.start_many([Call.child({}, rate_limit="fast")] * 5)
+    await h.drain()
+    assert await h.sql("select from stepwell.instances where hold = 'rate'")
+    await h.sql(lost)
+
+    async with h.engine.worker():
+        await eventually(lambda: _are_done(h, 5))
 
 
 async def _only_once_is_left(h: Harness) -> bool:

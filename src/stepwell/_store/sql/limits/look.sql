@@ -7,7 +7,8 @@
 -- Locks: the rows, skip locked.
 -- Returns: 'row': a row with what it needs, and whether its concurrency key is busy; 'limit': a concurrency limit with
 --   its slots that are taken; 'rate': a rate limit with its tokens; 'head': who stands first in the line of a rate
---   limit, for each queue that is claimed from. n is null where nobody declares the limit.
+--   limit, for each queue that is claimed from; 'idle': the same for the other queues: they stand in nobody's way, and
+--   the line is looked at for them too. n is null where nobody declares the limit.
 with recursive given as materialized (
   select i.id, i.concurrency_limit, i.rate_limit, i.weight, i.priority, i.due_at,
          i.concurrency_key is not null
@@ -49,8 +50,15 @@ with recursive given as materialized (
   from queues q
   where q.queue is not null
 ), heads as materialized (
-  select q.key, n.*
+  select q.key, n.*, s.is_served
   from queues q
+  cross join lateral (
+    select q.queue = $2
+           or exists (select from stepwell.workers w where w.lease_until > pg_catalog.now() and w.queues ? q.queue)
+              and not exists (select from stepwell.queues p where p.name = q.queue and p.paused_at is not null)
+             as is_served
+    offset 0
+  ) s
   cross join lateral (
     select i.id, i.priority, i.due_at, i.weight
     from stepwell.instances i
@@ -60,9 +68,6 @@ with recursive given as materialized (
     limit 1
   ) n
   where q.queue is not null
-    and (q.queue = $2
-         or exists (select from stepwell.workers w where w.lease_until > pg_catalog.now() and w.queues ? q.queue)
-            and not exists (select from stepwell.queues p where p.name = q.queue and p.paused_at is not null))
 )
 select 'row' as what, d.id, d.priority, d.due_at, d.concurrency_limit, d.rate_limit, d.weight, d.is_busy,
        null::integer as n, null::integer[] as taken, null::float8 as per_second, null::float8 as tokens
@@ -74,5 +79,6 @@ union all
 select 'rate', null, null, null, null, b.key, null, null, b.burst, null, b.per_second, b.tokens
 from buckets b
 union all
-select 'head', h.id, h.priority, h.due_at, null, h.key, h.weight, null, null, null, null, null
+select case when h.is_served then 'head' else 'idle' end, h.id, h.priority, h.due_at, null, h.key, h.weight, null,
+       null, null, null, null
 from heads h
