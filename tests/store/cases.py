@@ -225,7 +225,8 @@ CASES = [
     *(Case("limits/look", lambda given, n: (given.limited[:n], "default"), n,
            _on("pkey", "concurrency_key", "slot", "in_rate_line"), 8, 60) for n in (1, 100)),
     *(Case("limits/admit", admit, n, per_row=80) for n in (1, 100)),
-    Case("limits/free", lambda _, n: ([HOT], [n]), 6, _on("slot", "in_limit_line", "pkey"), 40),
+    *(Case("limits/free", lambda _, n: ([HOT], [6], n == 400), n,  # 6 of 4 queues; and the first 100 of each
+           _on("slot", "in_limit_line", "pkey", "claim", "fair"), per_row) for n, per_row in ((24, 10), (400, 2))),
     Case("limits/flow", lambda _, n: ([HOT],), 44, _on("in_rate_line", "pkey"), 6, 60),  # 10 tokens, 4 queues
     Case("limits/rouse", lambda _, n: ([HOT],), 1, frozenset()),
     Case("limits/hasten_queue", lambda _, n: ("default",), 1, _on("in_rate_line")),

@@ -33,7 +33,7 @@ async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
     asked = {
         "limits/look": (newcomers, "default"),
         "limits/admit": (1, newcomers[:2], [7, 8], newcomers[2:], ["limit"] * 8, [None] * 8, ["hot"], [1.0], [0.1]),
-        "limits/free": (["hot"], [2]),
+        "limits/free": (["hot"], [2], True),
         "limits/flow": (["hot"],),
         "limits/rouse": (["hot"],),
         "limits/hasten_queue": ("default",),

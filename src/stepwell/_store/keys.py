@@ -38,7 +38,7 @@ async def free_idle(db: Database) -> list[str]:
             if idle := found["key"]:
                 await lock(session, idle)
                 queues += await free(session, idle)
-            queues += await limits.free(session, found["limit"], all_room=True)
+            queues += await limits.free(session, found["limit"], room=limits.Room.FOUND)
     if found["rate"]:
         queues += (await limits.flow(db, found["rate"], rouse=True))[0]
     if found["put aside"]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
+from typing import assert_never
 
 from stepwell._core.admission import Admission, Bucket, Candidate, Gate
 from stepwell._core.admission import admit as decide
@@ -15,6 +17,15 @@ from stepwell._store.database import Database, Queryable, Row, Session
 from stepwell.limits import Limit, LimitKind, RateLimit, kind_of
 
 FULL_UNHOLD = 1_000
+FULL_LOOK = 1_000
+
+
+class Room(Enum):
+    """How somebody who lets a line go knows of room."""
+
+    MADE = "made"  # he made it: one goes for each time a limit is named
+    ALL = "all"  # the limit has changed: as many go as there is room for
+    FOUND = "found"  # he looks in now and then: others may have been let go already
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +128,8 @@ def _held(row: Row) -> Held:
     )  # fmt: skip
 
 
-async def free(db: Queryable, keys: Iterable[str], *, all_room: bool = False) -> list[str]:
-    """Let the next ones behind each limit go, one for each time it is named, or as many as there is room for.
+async def free(db: Queryable, keys: Iterable[str], *, room: Room = Room.MADE) -> list[str]:
+    """Let the next ones behind each limit go: one for each time it is named, or as many as there is room for.
 
     Locks the limits first; returns the queues of those that go.
     """
@@ -126,8 +137,21 @@ async def free(db: Queryable, keys: Iterable[str], *, all_room: bool = False) ->
     if not counts:
         return []
     await db.fetch("limits/lock", list(counts))
-    most = [None if all_room else number for number in counts.values()]
-    return [row["queue"] for row in await db.fetch("limits/free", list(counts), most)]
+    most = [_most(room, number) for number in counts.values()]
+    rows = await db.fetch("limits/free", list(counts), most, room is Room.FOUND)
+    return [row["queue"] for row in rows]
+
+
+def _most(room: Room, named: int) -> int | None:
+    match room:
+        case Room.MADE:
+            return named
+        case Room.ALL:
+            return None
+        case Room.FOUND:
+            return FULL_LOOK
+        case _:
+            assert_never(room)
 
 
 def named(rows: Iterable[Row]) -> list[str]:
@@ -179,7 +203,7 @@ async def _let_go(session: Session, changed: Sequence[tuple[str, str]]) -> set[s
         await session.fetch("limits/hasten", rates)
     slots = [name for kind, name in changed if kind == "concurrency"]
     lines = [row["key"] for row in await session.fetch("limits/find_lines", slots)] if slots else []
-    return set(await free(session, lines, all_room=True))
+    return set(await free(session, lines, room=Room.ALL))
 
 
 def _columns(declared: Sequence[Limit]) -> tuple[list[object], ...]:

@@ -77,6 +77,16 @@ async def test_a_raised_limit_lets_the_line_go_at_once(h: Harness) -> None:
         h.resources.set()
 
 
+async def test_a_limit_that_is_raised_by_thousands_lets_thousands_go(h: Harness) -> None:
+    await h.engine.start_many([Wait.child({}, concurrency_limit="bank")] * 2_600)
+    await h.sql("update stepwell.instances set hold = 'limit'")
+
+    await h.engine.limits.set("bank", n=2_500)
+
+    assert await count(h, "runnable") == 2_500
+    assert await count(h, "runnable", "limit") == 100
+
+
 async def test_a_lowered_limit_drains_and_nothing_begins_before_fewer_than_n_run(h: Harness) -> None:
     gates = h.resources
     await h.engine.limits.set("bank", n=5)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepwell import ConcurrencyLimit, Context, Done, Machine, RateLimit, step
+from stepwell import ConcurrencyLimit, Context, Done, Handle, Machine, RateLimit, Status, step
+from stepwell._store import keys
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -46,6 +47,15 @@ async def until_in_line(h: Harness, queue: str, hold: str, number: int) -> None:
     await eventually(look)
 
 
+async def until_executing(h: Harness, number: int) -> None:
+    sql = "select from stepwell.instances where status = 'executing' having count(*) = $1"
+    await eventually(lambda: h.sql(sql, number))
+
+
+async def is_executing(handle: Handle) -> bool:
+    return (await handle.get()).status is Status.EXECUTING
+
+
 async def until_live(h: Harness, number: int) -> None:
     """Wait until all but so many have ended."""
     sql = "select from stepwell.instances where finished_at is null having count(*) = $1"
@@ -69,6 +79,40 @@ async def test_a_line_of_a_queue_that_is_not_claimed_from_leaves_the_slots_to_th
         for one in behind:
             await one.result(20)  # type: ignore[union-attr]
         assert await in_line(h, "other", "limit") > 0
+
+
+@pytest.mark.parametrize(("ahead", "go"), [(0, ["y"]), (100, ["x", "y"])])
+async def test_a_queue_whose_workers_have_their_hands_full_keeps_no_slot_from_another(
+    make_harness: MakeHarness, ahead: int, go: list[str]
+) -> None:
+    h = await make_harness([Pass], limits=LIMITS, resources=asyncio.Event(), reap=timedelta(hours=1))
+    async with h.engine.worker(queues={"x": 1}), h.another_engine() as elsewhere, elsewhere.worker(queues={"y": 2}):
+        holder = await h.engine.start(Pass, {}, concurrency_limit="shared", queue="y")
+        await until_executing(h, 1)
+        await h.engine.start_many([Pass.child({}, concurrency_limit="shared", queue="x")] * 5)
+        behind = await h.engine.start(Pass, {}, concurrency_limit="shared", queue="y")
+        await until_in_line(h, "x", "limit", 5)
+        await until_in_line(h, "y", "limit", 1)
+        await h.engine.start_many([Pass.child({}, queue="x", priority=-1)] * (1 + ahead))
+        await until_executing(h, 2)
+        await h.engine.cancel(holder.id)
+        assert await in_line(h, "x", "limit") == 4  # one goes, and nobody has a hand for it
+
+        assert sorted(await keys.free_idle(h.engine._database)) == go
+
+        await eventually(lambda: is_executing(behind))
+        h.resources.set()
+
+
+async def test_the_reapers_look_lets_no_more_of_a_queue_go_than_there_is_room_for(h: Harness) -> None:
+    await h.engine.migrate()
+    await h.engine.start_many([Pass.child({}, concurrency_limit="shared")] * 5)
+    await h.sql("update stepwell.instances set hold = 'limit'")
+
+    looks = [await keys.free_idle(h.engine._database) for _ in range(3)]
+
+    assert looks == [["default"], [], []]
+    assert await in_line(h, "default", "limit") == 4
 
 
 async def test_a_line_of_a_paused_queue_leaves_the_tokens_to_the_others_and_goes_on_when_it_is_resumed(

@@ -2,14 +2,18 @@
 -- many). Run under limits/lock.sql, after the statement that made room.
 -- Keeps: nothing is let go while the limit is full; a limit that nobody declares lets nobody go. Those of queues that
 --   are claimed from go first: the backlog of a paused queue, or of one that no worker serves, blocks no other.
--- Index: instances_slot; instances_in_limit_line, one step per queue, and then only rows that may go; the primary key.
+--   With $3 somebody looks who made no room himself: those let go before may not be claimed yet, and some not for long,
+--   for want of a worker with free hands. So of each queue go fewer by as many as were let go and are seen among the
+--   first of the queue; and the first of every queue that is claimed from goes, so that none waits for another's hands.
+-- Index: instances_slot; instances_in_limit_line, one step per queue, and then only rows that may go; the primary key;
+--   with $3 up to 100 rows per queue of instances_claim and of instances_fair.
 -- Locks: the rows, skip locked (what a foreign transaction holds is passed over; keys/find_idle.sql finds it).
 -- Returns: the queue of each row let go.
 with recursive room as materialized (
-  select g.key, least(g.most, 1000, l.n - (select count(*)
-                                           from stepwell.instances e
-                                           where e.concurrency_limit = g.key and e.status = 'executing'
-                                             and e.slot is not null)) as number
+  select g.key, least(g.most, l.n - (select count(*)
+                                     from stepwell.instances e
+                                     where e.concurrency_limit = g.key and e.status = 'executing'
+                                       and e.slot is not null))::integer as number
   from unnest($1::text[], $2::integer[]) as g(key, most)
   join stepwell.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
 ), queues(key, number, queue) as (
@@ -32,12 +36,30 @@ with recursive room as materialized (
   where q.queue is not null
 ), offered as materialized (
   select n.id, q.number,
-         row_number() over (partition by q.key order by s.is_served desc, n.priority, n.due_at, n.id) as place
+         row_number() over (partition by q.key order by s.is_served desc, n.priority, n.due_at, n.id) as place,
+         s.is_served and row_number() over (partition by q.key, q.queue order by n.priority, n.due_at, n.id) = 1
+           as is_first
   from queues q
   cross join lateral (
     select exists (select from stepwell.workers w where w.lease_until > pg_catalog.now() and w.queues ? q.queue)
            and not exists (select from stepwell.queues p where p.name = q.queue and p.paused_at is not null)
-             as is_served
+             as is_served,
+           case when $3::boolean
+                then (select count(*)
+                      from ((select i.concurrency_limit
+                             from stepwell.instances i
+                             where i.queue = q.queue and i.status = 'runnable' and i.hold is null and i.share is null
+                             order by i.priority, i.due_at, i.id
+                             limit 100)
+                            union all
+                            (select i.concurrency_limit
+                             from stepwell.instances i
+                             where i.queue = q.queue and i.status = 'runnable' and i.hold is null
+                               and i.share is not null
+                             order by i.priority, i.share, i.due_at, i.id
+                             limit 100)) f
+                      where f.concurrency_limit = q.key)
+                else 0 end as let_go
     offset 0
   ) s
   cross join lateral (
@@ -46,13 +68,13 @@ with recursive room as materialized (
     where i.concurrency_limit = q.key and i.queue = q.queue and i.status = 'runnable' and i.hold = 'limit'
       and i.hold_reason is null
     order by i.priority, i.due_at, i.id
-    limit q.number
+    limit greatest(q.number - s.let_go, 0)
   ) n
   where q.queue is not null
 ), following as materialized (
   select i.id
   from offered o join stepwell.instances i on i.id = any (array[o.id])
-  where o.place <= o.number and i.hold = 'limit' and i.status || '' = 'runnable'
+  where (o.place <= o.number or $3 and o.is_first) and i.hold = 'limit' and i.status || '' = 'runnable'
   for no key update of i skip locked
 )
 update stepwell.instances i
