@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
-from stepwell import Context, Done, Machine, Next, Status, step
+from stepwell import ConcurrencyLimit, Context, Done, Machine, Next, Status, step
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
 from tests.runtime.graves import let_reap
-from tests.support.waiting import draining, eventually
+from tests.support.waiting import draining, eventually, held
 
 OFTEN = timedelta(milliseconds=20)
 
@@ -129,6 +129,23 @@ async def test_rule_27_what_does_not_end_in_time_is_left_to_the_reaper(make_harn
 
     assert (left.status, left.worker_id) == (Status.EXECUTING, first_id)
     assert (result, (await handle.get()).crashes) == (1, 0)
+
+
+async def test_rule_27_what_a_reaper_is_left_it_returns_at_once(make_harness: MakeHarness) -> None:
+    """Rules 23 and 27: its slot is free as soon as the worker has left, whoever looks, and however seldom he does."""
+    h, resources = await gated(
+        make_harness, limits=[ConcurrencyLimit("one", 1)], drain_timeout=timedelta(0), reap=timedelta(hours=1)
+    )
+    async with h.another_engine() as other, AsyncExitStack() as first_worker:
+        await first_worker.enter_async_context(h.engine.worker())
+        handle = await h.engine.start(Gated, concurrency_limit="one")
+        await resources["entered"].wait()
+        async with other.worker():
+            behind = await h.engine.start(Gated, concurrency_limit="one")
+            await held(behind)
+            await first_worker.aclose()
+
+            assert [await handle.result(timeout=30), await behind.result(timeout=30)] == [1, 0]
 
 
 async def test_rule_27_a_sync_step_left_behind_can_not_commit_any_more(make_harness: MakeHarness) -> None:

@@ -94,6 +94,11 @@ class Notifier:
         self._deliver(notices.QUEUES, "")
         self._sender.send(notices.QUEUES, "")
 
+    def announce_idle(self) -> None:
+        """Something waits for a reaper: let every one look."""
+        self._deliver(notices.IDLE, "")
+        self._sender.send(notices.IDLE, "")
+
     def announce_revoked(self, instance_id: int, fence: int) -> None:
         """An executing instance was taken from its worker: a step of an older fence shall stop."""
         self._deliver(notices.REVOKED_HERE, f"{instance_id} {fence}")

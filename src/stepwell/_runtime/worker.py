@@ -203,6 +203,9 @@ class Worker:
             await self._lease.end()
         except StoreFault as error:
             log.warning("worker: could not end its lease (%s); it runs out by itself", error)
+            return
+        if left:
+            self._notifier.announce_idle()
 
     async def _enter(self) -> None:
         await self._lease.take()
