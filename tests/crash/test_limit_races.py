@@ -191,6 +191,70 @@ async def test_two_who_need_the_same_limits_in_different_orders_do_not_deadlock(
     assert len([id_ for answer in answers for id_ in answer]) == 2
 
 
+async def change(session: Session, **new: int) -> set[str]:
+    return await limits.change(session, "concurrency", "l", new["n"], None, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("part", ["l", ("l", "a part")])
+async def test_a_change_waits_for_an_admission_under_way(race: Race, part: Any) -> None:
+    admitting, changing = await race.session(), await race.session()
+    first, second = await two_that_need(race, concurrency_limit=part)
+    worker_id = await race.worker(admitting)
+    await admitting.begin()
+    assert await admitted(admitting, worker_id, first) == [first]
+
+    over = await race.blocked(changing, change(changing, n=2))
+    await admitting.commit()
+    await over
+
+    assert await admitted(admitting, worker_id, second) == [second]
+
+
+async def test_an_admission_waits_for_a_change_under_way_and_goes_by_it(race: Race) -> None:
+    admitting, changing = await race.session(), await race.session()
+    first, _ = await two_that_need(race, concurrency_limit="l")
+    worker_id = await race.worker(admitting)
+    await changing.begin()
+    await change(changing, n=0)
+
+    waiting = await race.blocked(admitting, admitted(admitting, worker_id, first))
+    await changing.commit()
+
+    assert await waiting == []
+    assert await race.row(first, "hold") == ("limit",)
+
+
+async def test_an_admission_that_waits_for_a_change_holds_nothing_that_the_change_needs(race: Race) -> None:
+    admitting, changing = await race.session(), await race.session()
+    _, behind, worker_id = await holder_and_behind(race, admitting)
+    assert await admitted(admitting, worker_id, behind) == []
+    newcomer, _ = await two_that_need(race, concurrency_limit="l")
+    await changing.begin()
+    await changing.fetch("limits/lock_name", "limit", "l")
+
+    waiting = await race.blocked(admitting, admitted(admitting, worker_id, newcomer))
+    assert await change(changing, n=3) == {"default"}
+    await changing.commit()
+
+    assert await waiting == [newcomer]
+    assert await race.row(behind, "hold") == (None,)
+
+
+async def test_without_the_lock_of_its_name_a_limit_of_none_would_still_let_one_begin(race: Race) -> None:
+    admitting, changing = await race.session(), await race.session()
+    changing.change("limits/lock_name", ("pg_advisory_xact_lock(", "("))
+    first, _ = await two_that_need(race, concurrency_limit="l")
+    worker_id = await race.worker(admitting)
+    await admitting.begin()
+    assert await admitted(admitting, worker_id, first) == [first]
+
+    await change(changing, n=0)
+    assert await race.row(first, "status") == ("runnable",)
+    await admitting.commit()
+
+    assert await race.row(first, "status") == ("executing",)
+
+
 async def test_a_cancel_in_a_callers_transaction_lets_the_next_go_by_the_reapers_look(race: Race) -> None:
     session = await race.session()
     holder, behind, worker_id = await holder_and_behind(race, session)

@@ -222,6 +222,7 @@ CASES = [
     Case("keys/find_idle", lambda _, n: (), 1,
          _on("behind_key", "concurrency_key", "in_limit_line", "in_rate_line", "slot", "unlimited")),
     Case("limits/lock_rows", lambda given, n: (given.runnable[:n],), 100, per_row=5),
+    Case("limits/lock_name", lambda _, n: ("limit", HOT), 1, frozenset()),
     *(Case("limits/look", lambda given, n: (given.limited[:n], "default"), n,
            _on("pkey", "concurrency_key", "slot", "in_rate_line"), 8, 60) for n in (1, 100)),
     *(Case("limits/admit", admit, n, per_row=80) for n in (1, 100)),

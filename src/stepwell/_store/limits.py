@@ -252,16 +252,24 @@ async def list_all(db: Queryable) -> list[LimitRow]:
 async def change(
     db: Database, kind: LimitKind, name: str, n: int | None, per: timedelta | None, burst: int | None, by: str | None
 ) -> set[str]:
-    """Change a limit, and let go what it lets go; returns the queues to wake."""
+    """Change a limit, once admissions under way have ended, and let go what it lets go; returns the queues to wake."""
     async with db.transaction() as session:
+        await _lock_name(session, kind, name)
         await session.fetch("limits/set", kind, name, n, per, burst, by)
         queues = await _let_go(session, [(kind, name)])
     return queues | await unhold(db)
 
 
 async def reset(db: Database, kind: LimitKind, name: str) -> set[str]:
-    """Let a limit be as declared, and let go what it lets go; returns the queues to wake."""
+    """Let a limit be as declared, once admissions under way have ended, and let go what it lets go; returns the queues
+    to wake."""
     async with db.transaction() as session:
+        await _lock_name(session, kind, name)
         await session.fetch("limits/reset", kind, name)
         queues = await _let_go(session, [(kind, name)])
     return queues | await unhold(db)
+
+
+async def _lock_name(session: Session, kind: LimitKind, name: str) -> None:
+    """Wait for admissions under way, and let none begin before the change is committed."""
+    await session.fetch("limits/lock_name", "limit" if kind == "concurrency" else "rate", name)

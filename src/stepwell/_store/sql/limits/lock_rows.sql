@@ -1,6 +1,9 @@
 -- Lock every limit, of slots or of tokens, that the given rows need, before they are looked at.
--- Keeps: whoever admits, holds, frees or lets flow takes this lock first, and looks with a snapshot taken after it.
--- Index: the primary key. Locks: one advisory lock per limit, in the order of their hashes, held to the commit.
+-- Keeps: whoever admits, holds, frees or lets flow takes this lock first, and looks with a snapshot taken after it. Who
+--   admits also shares the lock of the limit's name, which is of all its parts; limits/lock_name.sql takes that alone:
+--   so when a change of the limit is answered, nobody admits by the old one any more.
+-- Index: the primary key.
+-- Locks: one advisory lock per name, then one per limit, each in the order of their hashes, held to the commit.
 -- Returns: what was locked; a row that needs another limit by now is left alone.
 with needed as materialized (
   select i.concurrency_limit, i.rate_limit
@@ -11,6 +14,12 @@ with needed as materialized (
   from needed d
   cross join lateral (values ('limit', d.concurrency_limit), ('rate', d.rate_limit)) as n(kind, key)
   where n.key is not null
+), shared as materialized (
+  select count(pg_advisory_xact_lock_shared(s.hash)::text) as number
+  from (select distinct hashtextextended('stepwell ' || n.kind || ':' || split_part(n.key, ':', 1), 0) as hash
+        from names n
+        order by 1) s
 )
 select n.kind, n.key, pg_advisory_xact_lock(n.hash)::text as locked
 from (select kind, key, hash from names order by hash) n
+where (select number from shared) > 0
