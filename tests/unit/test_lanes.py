@@ -36,6 +36,13 @@ def test_the_demand_is_the_free_slots_and_the_prefetch(
     assert lane_with(slots, running, buffered).demand(prefetch, min_demand) == demand
 
 
+def test_where_limits_are_waited_for_nothing_comes_on_top_of_the_free_slots() -> None:
+    lane = lane_with(5, 3)
+    lane.is_limited = True
+
+    assert lane.demand(4, 1) == 2
+
+
 @pytest.mark.parametrize(
     ("running", "is_swift", "prefetch", "demand"),
     [

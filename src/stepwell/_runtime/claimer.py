@@ -108,7 +108,7 @@ class Claimer(Service):
                 self.wake()
         self._take(lane, answer.claims, answer.begun)
         await self._intake.see_begun()
-        contended = bool(answer.limited) and await self._admit(lane, [row.id for row in answer.limited])
+        contended = await self._admit(lane, answer)
         return await self._set_aside(lane, answer) or contended or is_locked_out
 
     @property
@@ -125,8 +125,16 @@ class Claimer(Service):
         if claims and claims[0].worker_id == self._lease.current:
             self._intake.take(lane, claims, begun)
 
-    async def _admit(self, lane: Lane, ids: list[int]) -> bool:
-        """Ask the limits about rows that need some; True if some may be claimable in a moment."""
+    async def _admit(self, lane: Lane, answer: Claimed) -> bool:
+        """Ask the limits about rows that need some, as many as there are slots for: whoever they admit is to begin now,
+        and not when somebody else is over. True if some may be claimable in a moment."""
+        lane.is_limited = bool(answer.limited) or (lane.is_limited and not answer.window)
+        free = max(0, lane.free)
+        ids = [row.id for row in answer.limited[:free]]
+        if left := answer.limited[free:]:
+            lane.ready, lane.left_behind = True, left[0].priority
+        if not ids:
+            return False
         try:
             claims, contended = await self._limiter.admit(lane.queue, ids)
         except BaseException:

@@ -38,8 +38,8 @@ class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
     __slots__ = (
-        "buffer", "has_news", "is_bare", "is_beginning", "is_closed", "is_paused", "is_swift", "left_behind", "queue",
-        "ready", "running", "slots", "turns", "yielded_at",
+        "buffer", "has_news", "is_bare", "is_beginning", "is_closed", "is_limited", "is_paused", "is_swift",
+        "left_behind", "queue", "ready", "running", "slots", "turns", "yielded_at",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
@@ -54,6 +54,7 @@ class Lane:
         self.is_paused = False  # as far as we know; the claim itself knows better
         self.is_closed = False  # the worker ends: nothing begins, and nothing runs ahead
         self.is_bare = True  # what waits needs nothing but a worker, as far as we know
+        self.is_limited = False  # the last claim found rows that need limits
         self.is_beginning = False  # claims are on their way to their steps
         self.is_swift = False  # its last steps were over as soon as they began
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
@@ -92,7 +93,10 @@ class Lane:
         return self.slots - self.running - len(self.buffer)
 
     def demand(self, prefetch: int, min_demand: int) -> int:
-        """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for."""
+        """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for. Where
+        limits are waited for, nothing on top: what they admit is to begin now."""
+        if self.is_limited:
+            prefetch = 0
         room = self.free + prefetch
         if self.is_beginning:
             return self._demand_ahead(room, self.slots + prefetch)
