@@ -168,10 +168,11 @@ def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
 
 
 def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None, max_payload: int) -> Commit:
-    if isinstance(outcome.result, _OUTCOMES):
-        raise InvalidOutcome("result", _no_result(outcome.result, claim.step, definition))
-    result = None if outcome.result is None else definition.result.encode(outcome.result)
-    if result is not None:
+    result = None
+    if outcome.result is not None:
+        if isinstance(outcome.result, _OUTCOMES):
+            raise InvalidOutcome("result", _no_result(outcome.result, claim.step, definition))
+        result = definition.result.encode(outcome.result)
         check_size(result, "result", max_payload)
     return Commit(
         claim=claim, status=Status.DONE, step=claim.step, version=definition.version, attempt=claim.attempt,
