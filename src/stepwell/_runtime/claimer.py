@@ -9,8 +9,7 @@ from stepwell import _probes
 from stepwell._core.faults import Conflict, Refusal
 from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
-from stepwell._runtime.flusher import AT_ONCE
-from stepwell._runtime.hands import Hands
+from stepwell._runtime.flusher import AT_ONCE, Flusher
 from stepwell._runtime.intake import Intake
 from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.lease import Lease
@@ -22,7 +21,7 @@ from stepwell._store.database import Database
 from stepwell._store.instances import Claimed, Contender
 from stepwell._store.workers import Begun
 
-MOST_UNCOMMITTED = 2_000  # claims in hand, if slots do not want more: so no more outcomes can wait for their commit
+MOST_UNCOMMITTED = 2_000  # outcomes that may wait for their commit before claiming pauses
 LARGEST_CLAIM = 1_000
 TRIES = 3
 CONTENDED_PAUSE = 0.01
@@ -38,9 +37,9 @@ class Claimer(Service):
         registry: Registry,
         notifier: Notifier,
         lease: Lease,
-        hands: Hands,
         lanes: Lanes,
         intake: Intake,
+        flusher: Flusher,
         limiter: Limiter,
         prefetch: int,
         min_demand: int,
@@ -51,9 +50,9 @@ class Claimer(Service):
         self._registry = registry
         self._notifier = notifier
         self._lease = lease
-        self._hands = hands
         self._lanes = lanes
         self._intake = intake
+        self._flusher = flusher
         self._limiter = limiter
         self._prefetch = prefetch
         self._min_demand = min_demand
@@ -80,7 +79,7 @@ class Claimer(Service):
     async def _fill(self, lane: Lane) -> bool:
         """Claim into one lane; True if rows were there that may be claimable in a moment."""
         room = lane.demand(self._prefetch, self._min_demand)
-        demand = min(room, LARGEST_CLAIM, self._most_in_hand - len(self._hands))
+        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - self._flusher.waiting)
         if demand <= 0:
             return room > 0  # so it is for the flusher to go on first
         begins = self._may_begin(lane, demand)
@@ -110,10 +109,6 @@ class Claimer(Service):
         await self._intake.see_begun()
         contended = await self._admit(lane, answer)
         return await self._set_aside(lane, answer) or contended or is_locked_out
-
-    @property
-    def _most_in_hand(self) -> int:
-        return max(MOST_UNCOMMITTED, sum(lane.slots + self._prefetch for lane in self._lanes))
 
     def _may_begin(self, lane: Lane, demand: int) -> bool:
         """Whether what is claimed now may begin with its claim: each has a slot, and no more is to be asked."""

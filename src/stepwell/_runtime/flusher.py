@@ -81,6 +81,7 @@ class Flusher(Service):
         self._sweeping: asyncio.Task[None] | None = None
         self._is_over = False
         self._wary_until = 0.0  # rows are locked, or passed over, before anything is written
+        self._flying = 0  # commits that the current tick has taken
 
     def start(self) -> None:
         self._make_answer = asyncio.get_running_loop().create_future  # to ask for the loop each time costs as much
@@ -99,6 +100,11 @@ class Flusher(Service):
         self._pending = []  # an entry leads back to here, and is hidden from the collector
         for alone in self._alone:
             alone.cancel()
+
+    @property
+    def waiting(self) -> int:
+        """Outcomes submitted and not yet durable."""
+        return len(self._pending) + self._flying
 
     def submit(self, commit: Commit, *, doubted: Commit | None = None) -> asyncio.Future[Verdict]:
         """Commit an outcome; the answer raises RefusedByDatabase if Postgres refuses this very one.
@@ -126,6 +132,7 @@ class Flusher(Service):
         batch = self._without_keyed_spawns(batch)
         if not batch:
             return 0.0 if self._pending else None
+        self._flying = len(batch)
         try:
             if _probes.hooks:
                 await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in batch])
@@ -137,6 +144,8 @@ class Flusher(Service):
             ]  # fmt: skip
             self._keep(unanswered, doubtful=isinstance(error, Outage))
             raise
+        finally:
+            self._flying = 0
         return 0.0 if self._pending else None
 
     def _next_batch(self) -> list[_Entry]:

@@ -110,7 +110,7 @@ class Worker:
         )  # fmt: skip
         self._claimer = Claimer(
             database=self._database, registry=self._registry, notifier=self._notifier, lease=self._lease,
-            hands=self._hands, lanes=self._lanes, intake=self._intake, limiter=limiter,
+            lanes=self._lanes, intake=self._intake, flusher=self._flusher, limiter=limiter,
             prefetch=settings.prefetch, min_demand=settings.min_demand, give_back=self._give_back,
         )  # fmt: skip
         self._reaper = Reaper(
