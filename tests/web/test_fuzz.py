@@ -8,6 +8,7 @@ from typing import Any
 
 import requests
 import schemathesis
+import schemathesis.specs.openapi.schemas  # not in the fuzzing thread: FINDINGS, `ast.parse`
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode

@@ -112,7 +112,7 @@ class Database:
         try:
             with translated():
                 self._pool = await asyncpg.create_pool(
-                    self.dsn, min_size=1, max_size=self._most, connection_class=_Connection,
+                    self.dsn, min_size=0, max_size=self._most, connection_class=_Connection,
                     server_settings=self._session, command_timeout=60, timeout=20, init=meet_types,
                 )  # fmt: skip
                 async with self._pool.acquire() as connection:
