@@ -112,8 +112,10 @@ async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_
     assert results == ["walked"] * 5
     assert worker.tally.strays == 5
     assert road.runs == {(walk.id, name, 0): 1 for walk in walks for name in ("one", "two")}
+    assert await road.rows("status", "attempt", "crashes") == {("done", 0, 0)}
     fences = 3 if lost is BEGIN else 2  # what has a key is claimed for each step
-    assert await road.rows("status", "attempt", "crashes", "fence") == {("done", 0, 0, 2 + fences)}
+    again = 1 if slots == 1 else 0  # where no slot is free, one may go back for what may be more urgent
+    assert await road.rows("fence") <= {(2 + fences,), (2 + fences + again,)}
 
 
 async def test_a_claim_that_never_reached_the_server_is_made_again(road: Road) -> None:

@@ -59,8 +59,9 @@ async def test_of_a_hundred_outcomes_in_one_flush_the_poisonous_one_goes_to_hand
     assert results == ["alive"] * 99
     assert worker.tally.refused == 1
     assert worker.tally.steps == 100 + 99
-    fences = await h.sql("select fence, count(*)::integer from stepwell.instances group by 1 order by 1")
-    assert [tuple(row) for row in fences] == [(2, 1), (3, 99)]
+    fences = [row["fence"] for row in await h.sql("select fence from stepwell.instances order by fence")]
+    assert fences[0] == 2
+    assert set(fences[1:]) <= {3, 4}  # one may go back between its steps, for what may be more urgent
 
 
 async def test_an_instance_whose_handle_is_refused_too_fails_with_the_refusal(h: Harness) -> None:

@@ -139,12 +139,14 @@ class Lanes:
         for lane in self:
             lane.is_closed = True
 
-    def mark_ready(self, queue: str) -> bool:
-        """Note that a claim may find something in this queue; False if it is not one of ours."""
+    def mark_ready(self, queue: str, *, is_news: bool = True) -> bool:
+        """Note that a claim may find something in this queue; False if it is not one of ours. It is news if somebody was
+        told of it, and not if it was seen in passing."""
         lane = self._lanes.get(queue)
         if lane is None:
             return False
-        lane.ready = lane.has_news = True
+        lane.ready = True
+        lane.has_news |= is_news
         return True
 
     def note_paused(self, paused: Collection[str]) -> list[Lane]:

@@ -88,7 +88,7 @@ class Timers(Service):
             if not self._lanes.mark_ready(queue):
                 self._notifier.announce_work(queue)
         for queue in ready:
-            self._lanes.mark_ready(queue)
+            self._lanes.mark_ready(queue, is_news=False)  # mostly a backlog that was there before
         if freed or ready:
             self._wake_claimer()
 
