@@ -225,7 +225,8 @@ async def test_a_backoff_that_makes_no_sense_is_the_usual_one(h: Harness, hire: 
 
     [row] = await eventually(waits)
 
-    assert timedelta(0) < row["pause"] <= timedelta(seconds=1)
+    # Shorter than after a second try; our look's now() may be older than the note it sees.
+    assert timedelta(0) < row["pause"] < timedelta(seconds=2)
 
 
 async def test_a_cancellation_of_the_transports_own_is_a_failed_try(hire: Hire) -> None:

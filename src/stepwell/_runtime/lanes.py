@@ -140,8 +140,10 @@ class Lanes:
             lane.is_closed = True
 
     def mark_ready(self, queue: str, *, is_news: bool = True) -> bool:
-        """Note that a claim may find something in this queue; False if it is not one of ours. It is news if somebody was
-        told of it, and not if it was seen in passing."""
+        """Note that a claim may find something in this queue; False if it is not one of ours.
+
+        It is news if somebody told of it, and not if it was seen in passing.
+        """
         lane = self._lanes.get(queue)
         if lane is None:
             return False
