@@ -196,6 +196,17 @@ def encode_value(value: object, field: str) -> str:
     return write(value, RESULT, field, risky=True, decoder=None)[0]
 
 
+def encode_typed(value: object, field: str, place: Place | None, decoder: msgspec.json.Decoder[Any] | None) -> str:
+    """The text of a value that may be of a type; an object of the type itself may have what plain JSON has not, as a
+    datetime."""
+    try:
+        return encode_value(value, field)
+    except InvalidInput:
+        if place is None:
+            raise
+        return write(value, place, field, risky=True, decoder=decoder)[0]
+
+
 def decode_value(text: str) -> Any:
     try:
         return _DECODER.decode(text)

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwell._core.codec import decoder_of, encode_value, read, write
+from stepwell._core.codec import decoder_of, encode_typed, read
 from stepwell._core.places import Place, Survey, is_model
 from stepwell._core.references import refer, refer_function, resolve, resolve_function, shown
-from stepwell.errors import InvalidInput, InvalidOutcome
+from stepwell.errors import InvalidOutcome
 
 FIELD: Final = "reply"
-_ANY: Final = (Any, object, None)
 _ANYTHING: Final = '["any"]'
 _PROJECTED: Final = "projected"
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -50,13 +49,8 @@ class ReplyType(msgspec.Struct, frozen=True):
     projection: Projection | None = None
 
     def encode(self, value: object) -> str:
-        """The text of a reply; an object of the type itself may have what plain JSON has not, as a datetime."""
-        try:
-            return encode_value(value, FIELD)
-        except InvalidInput:
-            if self.place is None:
-                raise
-            return write(value, self.place, FIELD, risky=True, decoder=self.decoder)[0]
+        """The text of a reply."""
+        return encode_typed(value, FIELD, self.place, self.decoder)
 
     def decode(self, text: str) -> Any:
         """The typed reply in a text; an InvalidInput that names the place if it does not fit."""
@@ -88,6 +82,20 @@ def find_type(reference: str, home: str) -> ReplyType | None:
     return reply_type(kind)
 
 
+def is_anything(kind: Any) -> bool:
+    """Whether a type is none: whatever is JSON is of it."""
+    return any(kind is any_ for any_ in (Any, object, None))
+
+
+def readable(kind: Any, field: str) -> tuple[Place, msgspec.json.Decoder[Any]]:
+    """What a type allows where, and what reads it; refused if there is no way to."""
+    try:
+        decoder = decoder_of(kind)
+        return Survey(kind).place, decoder
+    except Exception as error:  # the author's type may be anything
+        raise InvalidOutcome(field, f"{shown(kind)} can not be read from JSON: {error}") from error
+
+
 def is_projected(reference: str) -> bool:
     """Whether a projector makes the replies of the type under this reference."""
     return bool(msgspec.json.decode(reference)[0] == _PROJECTED)
@@ -107,12 +115,9 @@ def project(kind: ReplyType, request: str, facts: str, answered: object) -> str:
 def _made(kind: Any) -> ReplyType:
     if isinstance(kind, Projected):
         return _projected(kind)
-    if any(kind is any_ for any_ in _ANY):
+    if is_anything(kind):
         return ReplyType(_hash(_ANYTHING, None), "anything", _ANYTHING, None)
-    try:
-        decoder, place = decoder_of(kind), Survey(kind).place
-    except Exception as error:  # the author's type may be anything
-        raise InvalidOutcome(FIELD, f"{shown(kind)} can not be read from JSON: {error}") from error
+    place, decoder = readable(kind, FIELD)
     try:
         referred = refer(kind)
     except LookupError:
