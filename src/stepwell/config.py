@@ -16,7 +16,7 @@ MAX_PAYLOAD_CEILING = 256 * 1024 * 1024  # jsonb itself ends at 256 MB
 MAX_NAME = 200
 SESSIONS = ("asyncpg", "sqlalchemy")
 FAIR_BY = ("tenant",)
-_SLOTS = re.compile(r"[0-9]{1,9}")  # of thousands of digits int() makes none
+DIGITS = re.compile(r"[0-9]{1,9}")  # of a whole number that somebody wrote; of thousands int() makes none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def parse_queues(entries: list[str]) -> dict[str, int]:
     queues: dict[str, int] = {}
     for entry in entries:
         name, _, slots = entry.strip().partition("=")
-        if not _SLOTS.fullmatch(slots):
+        if not DIGITS.fullmatch(slots):
             raise SettingError("queues", f"{entry!r:.100} is not of the form name=slots, for example default=20")
         queues[name] = int(slots)
     return queues

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 from starlette.datastructures import QueryParams
 
 from stepwell._core.interactions import Completion, Interaction, InteractionStatus, epoch_ms
+from stepwell.config import DIGITS
 from stepwell.interactions import LARGEST_PAGE
 from stepwell.web.problems import Problem
-
-_NUMBER = re.compile(r"[0-9]{1,9}")  # of thousands of digits int() makes none
 
 
 class PendingQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +41,7 @@ def read_query(params: QueryParams) -> PendingQuery:
 def _value(name: str, text: str) -> str | int | bool | None:
     match name:
         case "limit":
-            if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
+            if not DIGITS.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
                 raise _malformed(name, f"expected a whole number from 1 to {LARGEST_PAGE}, got {text!r:.100}")
             return int(text)
         case "overdue":
