@@ -49,9 +49,8 @@ class Line:
             loop.call_soon(self._spread, turn)  # after the task has gone as far as it can
 
     def _spread(self, turn: Turn) -> None:
-        loop = asyncio.get_running_loop()
         while turn:
-            loop.create_task(self._go(deque([turn.popleft()])))  # noqa: RUF006 - the loop keeps it, then its hand
+            self.put_alone(*turn.popleft())
 
     async def _go(self, turn: Turn) -> None:
         task, clean, shares = own_task(), copy_context(), False

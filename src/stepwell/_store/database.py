@@ -112,6 +112,7 @@ class Database:
         try:
             with translated():
                 self._pool = await asyncpg.create_pool(
+                    # No floor: the driver would try for ever to restore it, and fill the log while the server is away.
                     self.dsn, min_size=0, max_size=self._most, connection_class=_Connection,
                     server_settings=self._session, command_timeout=60, timeout=20, init=meet_types,
                 )  # fmt: skip
