@@ -15,6 +15,7 @@ FIRST_BACKOFF = 0.05
 LONGEST_BACKOFF = 5.0
 CONTENTION_BACKOFF = 0.02
 STOP_GRACE = 2.0
+CALM = 1.0
 
 
 class Service(ABC):
@@ -34,11 +35,12 @@ class Service(ABC):
     async def tick(self) -> float | None:
         """Do the work once; return the seconds to rest, None to rest until woken."""
 
-    def start(self) -> None:
-        """Start the loop; a second call does nothing."""
+    def start(self, after: float | None = 0.0) -> None:
+        """Start the loop, with its first tick after so many seconds, or, with None, when it is woken; a second call
+        does nothing."""
         if self._task is None:
             self._stopping = False
-            self._task = asyncio.create_task(self._run(), name=f"stepwell {self.name}")
+            self._task = asyncio.create_task(self._run(after), name=f"stepwell {self.name}")
 
     async def stop(self) -> None:
         """Let the current tick end, for a moment; cut it if it does not. Stopping twice does nothing."""
@@ -67,13 +69,15 @@ class Service(ABC):
     def ended(self) -> None:  # noqa: B027 - most services have nothing to do then
         """Called when the loop is over, for whatever reason."""
 
-    async def _run(self) -> None:
+    async def _run(self, after: float | None) -> None:
         try:
-            await self._loop()
+            await self._loop(after)
         finally:
             self.ended()
 
-    async def _loop(self) -> None:
+    async def _loop(self, after: float | None) -> None:
+        if after != 0.0:
+            await self._rest(after)
         while not self._stopping:
             self._woken = False
             self._until = float("inf")
@@ -113,3 +117,9 @@ class Service(ABC):
                     await self._stirred.wait()
             except TimeoutError:
                 return
+
+
+def calm(every: float) -> float:
+    """Seconds until what looks after others every so often looks for the first time: who starts is to work first, and
+    has its statements to plan. Those who start together do not look together."""
+    return min(every, CALM) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret

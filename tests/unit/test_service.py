@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import _service
 from stepwell._core.faults import Contention, Outage
-from stepwell._service import Service
+from stepwell._service import Service, calm
 from tests.support.waiting import eventually
 
 
@@ -40,6 +40,32 @@ async def test_a_service_ticks_at_once_and_then_rests_until_woken() -> None:
     await service.stop()
 
     assert service.ticks == 2
+
+
+async def test_a_service_that_is_to_wait_ticks_when_it_is_woken() -> None:
+    service = Ticker()
+
+    service.start(after=None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert service.ticks == 0
+    service.wake()
+    await eventually(lambda: service.ticks == 1)
+    await service.stop()
+
+
+async def test_a_service_that_is_to_wait_a_while_ticks_after_it() -> None:
+    service = Ticker()
+
+    service.start(after=0.001)
+    assert service.ticks == 0
+    await eventually(lambda: service.ticks == 1)
+    await service.stop()
+
+
+@pytest.mark.parametrize(("every", "most"), [(0.02, 0.02), (60.0, _service.CALM)])
+def test_who_starts_looks_after_others_within_a_second_and_within_its_period(every: float, most: float) -> None:
+    assert all(most / 2 <= calm(every) <= most for _ in range(50))
 
 
 async def test_a_service_ticks_again_after_its_rest() -> None:

@@ -14,6 +14,7 @@ from stepwell._runtime.dispatcher import Dispatcher, Opened, Receiver
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.reconciler import Reconciler
 from stepwell._runtime.tally import Tally
+from stepwell._service import calm
 from stepwell._store.database import Database
 from stepwell._store.units import Settled
 from stepwell.transports import Admit, Transport
@@ -46,6 +47,7 @@ class Asking:
         expect_due: Callable[[float], None],
     ) -> None:
         self._lease = lease
+        self._every = every.total_seconds()
         self._opened = world.transports
         dispatch = partial(
             Dispatcher, database=database, lease=lease, token_keys=world.token_keys, settled=world.settled,
@@ -69,8 +71,9 @@ class Asking:
         return {name: dispatcher.tell for name, dispatcher in self._dispatchers.items()}
 
     def start(self) -> None:
-        for service in (*self._dispatchers.values(), *self._receivers, self._reconciler):
+        for service in (*self._dispatchers.values(), *self._receivers):
             service.start()
+        self._reconciler.start(after=calm(self._every))
 
     def take(self, transport: str) -> bool:
         """Something is to be sent, or, if it is not said over what, may be: True if this worker sends over it."""

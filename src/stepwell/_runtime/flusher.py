@@ -83,9 +83,9 @@ class Flusher(Service):
         self._wary_until = 0.0  # rows are locked, or passed over, before anything is written
         self._flying = 0  # commits that the current tick has taken
 
-    def start(self) -> None:
+    def start(self, after: float | None = 0.0) -> None:
         self._make_answer = asyncio.get_running_loop().create_future  # to ask for the loop each time costs as much
-        super().start()
+        super().start(after)
 
     async def stop(self) -> None:
         await super().stop()

@@ -37,7 +37,7 @@ from stepwell._runtime.tally import Tally
 from stepwell._runtime.threads import Around
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.transactions import Transactor
-from stepwell._service import STOP_GRACE
+from stepwell._service import STOP_GRACE, calm
 from stepwell._store import instances, limits, machines, notices, queues, transactions, units
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
@@ -166,10 +166,10 @@ class Worker:
             await self._transactor.open()
         self._heartbeat.start()
         self._claimer.start()
-        self._sharer.start()
+        self._sharer.start(after=None)  # the timers tell it
         self._timers.start()
-        self._reaper.start()
-        self._pruner.start()
+        self._reaper.start(after=calm(self._settings.reap.total_seconds()))
+        self._pruner.start(after=calm(self._settings.prune.total_seconds()))
         self._asking.start()
         await self._free_held()
         for queue in let_go:

@@ -47,14 +47,14 @@ class OpenLanes(Lanes):
 class LedClaimer(Claimer):
     """Claims only when it is told to."""
 
-    def start(self) -> None:
+    def start(self, after: float | None = 0.0) -> None:
         """Stay still."""
 
 
 class LedTimers(Timers):
     """Looks at the clock only when it is told to."""
 
-    def start(self) -> None:
+    def start(self, after: float | None = 0.0) -> None:
         """Stay still."""
 
 
@@ -105,7 +105,7 @@ class Still:
 
     statements = 0
 
-    def start(self) -> None:
+    def start(self, after: float | None = 0.0) -> None:
         """Stay still."""
 
     async def stop(self) -> None:
