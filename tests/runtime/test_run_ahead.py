@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -241,6 +243,67 @@ async def test_it_yields_to_an_urgent_newcomer_although_no_slot_is_free(
         await h.engine.wait("patient 0", timeout=30)
 
     assert gates.order[: slots + 1] == [*patient, "urgent"]
+
+
+@asynccontextmanager
+async def one_without_its_slot(h: Harness, gates: Gates) -> AsyncIterator[Worker]:
+    """A worker of one slot: while a step of "ahead" is being committed, "other" begins, and keeps the slot."""
+    gates.open("ahead")
+    await h.engine.start(Walk, {"left": 3}, key="ahead")
+    with armed("flusher.before_commit", hold=True) as committing, armed("flusher.committed") as committed:
+        async with h.engine.worker({"default": 1}) as worker:
+            await committing.reached()
+            await h.engine.start(Walk, {"left": 0}, key="other")
+            await gates.has_begun("other")
+            committing.release()
+            await committed.reached()
+            assert gates.order == ["ahead", "other"]
+            yield worker
+
+
+async def test_what_goes_on_waits_for_a_slot_if_another_has_its_own(make_harness: MakeHarness) -> None:
+    """And has it before what is claimed later."""
+    h, resources = await walking(make_harness)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+
+    async with one_without_its_slot(h, gates) as worker:
+        await h.engine.start(Walk, {"left": 0}, key="later")
+        assert worker.running == 2
+        gates.open("other", "later")
+        await h.engine.wait("ahead", timeout=30)
+        await h.engine.wait("later", timeout=30)
+
+    assert gates.order[:3] == ["ahead", "other", "ahead"]
+
+
+async def test_what_waits_for_a_slot_to_go_on_can_be_cancelled(make_harness: MakeHarness) -> None:
+    h, resources = await walking(make_harness)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+
+    async with one_without_its_slot(h, gates) as worker:
+        assert await h.engine.cancel("ahead")
+        await eventually(lambda: worker.running == 1)
+        gates.open("other")
+        await eventually(lambda: worker.running == 0)
+
+    assert gates.order == ["ahead", "other"]
+
+
+async def test_what_waits_for_a_slot_to_go_on_is_not_lost_when_the_worker_ends(make_harness: MakeHarness) -> None:
+    """It has its slot, as what runs has its time to end, and goes back with the state of that step."""
+    h, resources = await walking(make_harness)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+
+    async with one_without_its_slot(h, gates) as worker:
+        asyncio.get_running_loop().call_later(0.05, gates.open, "other")
+        await worker.stop()
+
+    left = await h.engine.get("ahead")
+    assert (left.status, left.state) == (Status.RUNNABLE, {"left": 1})
+    assert gates.order == ["ahead", "other", "ahead"]
 
 
 async def test_a_draining_worker_goes_no_further(make_harness: MakeHarness) -> None:

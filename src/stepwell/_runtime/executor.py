@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any
 
@@ -49,6 +49,7 @@ class Executor:
         run_ahead: int,
         caller: Caller,
         filler: Filler,
+        go_on: Callable[[Hand, Read], None],
     ) -> None:
         self._flusher = flusher
         self._hands = hands
@@ -59,6 +60,7 @@ class Executor:
         self._run_ahead = run_ahead
         self._caller = caller
         self._filler = filler
+        self._go_on = go_on
         self._line = Line(self._run_in_line)
         self._brought_back: set[asyncio.Task[None]] = set()  # refused commits, on their way to `handle`
 
@@ -134,7 +136,7 @@ class Executor:
         following = self._read_ahead(hand, run, commit)
         if following is not None:
             commit = replace(commit, goes_on=True)
-        elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+        if not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
             hand.leave_slot()
         self._hand_over(hand, run, commit, following)
 
@@ -156,7 +158,7 @@ class Executor:
             log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
             self._end(hand)
         else:
-            self._line.put(hand, given.following)
+            self._go_on(hand, given.following)
 
     def refused(self, given: Handover, error: BaseException) -> None:
         """Postgres does not take a commit: bring that to `handle`, in a task of its own."""

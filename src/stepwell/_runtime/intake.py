@@ -86,6 +86,18 @@ class Intake:
             lane.buffer.extend(taken)
             self._refill(lane)
 
+    def go_on(self, hand: Hand, stored: Read) -> None:
+        """Let an instance run ahead whose last step is committed. While it was not, others could have its slot: if none
+        is free now, it has the next one."""
+        lane = self._lanes[hand.claim.queue]
+        if lane.running >= lane.slots:
+            hand.is_pending = True
+            lane.returning.append((hand, stored))
+            return
+        lane.running += 1
+        hand.free_slot = self._free_slot
+        self._run(hand, stored)
+
     def _add(self, claim: Claim) -> bool:
         if self._hands.add(claim) is None:
             log.warning("intake: %s: its claim came after it was given back", claim.label)
@@ -136,7 +148,12 @@ class Intake:
             self._leaving.add(claim.id)
 
     def _refill(self, lane: Lane) -> None:
-        """Begin what waits for a slot, as far as there are any; while others of the lane begin, after those."""
+        """Let go on, and begin, what waits for a slot, as far as there are any. What goes on is first, also where the
+        worker ends; beginnings of one lane go one after another."""
+        while lane.returning and lane.running < lane.slots:
+            hand, stored = lane.returning.popleft()
+            if not hand.abandoned:
+                self.go_on(hand, stored)
         if lane.is_beginning:
             return
         starters = []

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from time import perf_counter
 
 from stepwell._core.records import Claim
+from stepwell._runtime.hands import Hand
+from stepwell._runtime.runs import Read
 
 MOST_TURNS = 100
 BETWEEN_YIELDS = 0.05  # seconds; what goes back is news itself: where steps are short, each would yield to the last
@@ -39,7 +41,7 @@ class Lane:
 
     __slots__ = (
         "buffer", "has_news", "is_bare", "is_beginning", "is_closed", "is_limited", "is_paused", "is_swift",
-        "left_behind", "queue", "ready", "running", "slots", "turns", "yielded_at",
+        "left_behind", "queue", "ready", "returning", "running", "slots", "turns", "yielded_at",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
@@ -47,6 +49,7 @@ class Lane:
         self.slots = slots
         self.running = 0
         self.buffer: deque[Claim] = deque()
+        self.returning: deque[tuple[Hand, Read]] = deque()  # they run ahead, and their slots were taken meanwhile
         self.ready = True
         self.has_news = False  # somebody has told of work since the last claim, and nobody knows how urgent it is
         self.yielded_at = float("-inf")  # when somebody last made room for such news
@@ -90,7 +93,7 @@ class Lane:
     @property
     def free(self) -> int:
         """Slots that nobody has."""
-        return self.slots - self.running - len(self.buffer)
+        return self.slots - self.running - len(self.buffer) - len(self.returning)
 
     def demand(self, prefetch: int, min_demand: int) -> int:
         """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for. Where

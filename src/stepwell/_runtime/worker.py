@@ -99,6 +99,7 @@ class Worker:
                 caller.keep_thread,
             ), run_ahead=settings.run_ahead,
             caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
+            go_on=lambda hand, read: self._intake.go_on(hand, read),  # noqa: PLW0108 - it is made later
         )  # fmt: skip
         self._intake = Intake(
             database=self._database, hands=self._hands, lanes=self._lanes, tally=self.tally,
