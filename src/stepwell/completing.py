@@ -18,7 +18,7 @@ from stepwell._core.interactions import Answer, Answered, Completion
 from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.registry import Registry
 from stepwell._core.replies import ReplyType, find_type, project
-from stepwell._core.tokens import TokenFacts, TokenKeys
+from stepwell._core.tokens import TokenFacts, TokenKeys, key_of
 from stepwell._runtime.gatherer import Gatherer
 from stepwell._runtime.known import Known
 from stepwell._runtime.notifier import Notifier
@@ -52,6 +52,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None
     actor: str | None
     facts: TokenFacts | None
+    token_key: str | None  # that has signed them
     misfit: InvalidToken | None  # of a token beside the question's name: said once the question is found
 
     @property
@@ -124,6 +125,7 @@ class Completing:
             text=text,
             actor=None if answer.actor is None else check_key("actor", answer.actor),
             facts=facts,
+            token_key=key_of(answer.token) if facts is not None and answer.token is not None else None,
             misfit=misfit,
         )
 
@@ -274,8 +276,9 @@ class Completing:
                 problem = f"projector: {type(error).__name__}: {error}"
         token = None if call.facts is None else msgspec.structs.astuple(call.facts)
         return Given(
-            found=found, reply=reply, actor=call.actor, token=token, facts=facts, is_checked=is_checked, problem=problem
-        )
+            found=found, reply=reply, actor=call.actor, token=token, token_key=call.token_key, facts=facts,
+            is_checked=is_checked, problem=problem,
+        )  # fmt: skip
 
     def _project(self, call: _Call, found: Found, kind: ReplyType, facts: str) -> str:
         """The reply that a projector makes of what was sent."""
@@ -329,6 +332,11 @@ def _refuse_token(given: Given, _: Verdict) -> InvalidToken:
     return InvalidToken(given.found.id, "requires its token" if given.token is None else foreign)
 
 
+def _refuse_retired(given: Given, _: Verdict) -> InvalidToken:
+    said = f"the token was signed with key {given.token_key!r}, which is retired; hand out a new one, under another key"
+    return InvalidToken(given.found.id, said)
+
+
 def _refuse_type(given: Given, verdict: Verdict) -> InvalidReply | ProjectionFailed:
     field, _, problem = (verdict.problem or "reply: is of the wrong type").partition(": ")
     if field == "projector":
@@ -338,6 +346,7 @@ def _refuse_type(given: Given, verdict: Verdict) -> InvalidReply | ProjectionFai
 
 _REFUSALS: dict[str, Callable[[Given, Verdict], CompletionRefused]] = {
     "token": _refuse_token,
+    "retired": _refuse_retired,
     "conflict": lambda given, _: CompletionConflict(given.found.id),
     "closed": lambda given, verdict: InteractionClosed(given.found.id, verdict.status),
     "late": lambda given, _: CompletionTooLate(given.found.id),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
 from stepwell import InvalidToken, SettingError, UnknownInteraction
 from stepwell._core.tokens import TokenFacts, TokenKeys
 from stepwell.testing import Harness
+from stepwell.transports import Dispatch, SendFailed
 from tests.asks.askers import Recorder, each_asker
 from tests.asks.looks import OLD_SECRET, SECRET, PythonDoor, Refused, SqlDoor, asked, pending, questions, snapshot
 from tests.asks.machines import Expense
@@ -136,20 +140,92 @@ async def test_an_old_key_verifies_while_it_is_in_the_ring(h: Harness) -> None:
     assert not completion.is_duplicate
 
 
-async def test_sql_takes_the_token_that_was_handed_out_last(h: Harness) -> None:
-    """Section 8: the database has no secret, so it knows no ring of keys: only the last token counts there, and stays
-    good when its key is gone."""
+async def handed_out(h: Harness, question: str, *keys: str) -> list[str]:
+    """Tokens of a question, one after the other, each by an engine that has only that key."""
+    tokens = []
+    for key in keys:
+        async with h.another_engine(token_keys={key: OLD_SECRET}) as engine:
+            tokens.append(await engine.interactions.token(question))
+    return tokens
+
+
+async def test_sql_takes_the_token_under_an_old_key_after_a_new_one_was_handed_out(h: Harness) -> None:
+    """Section 8: the database has no secret and no ring; it keeps the hashes of tokens that were handed out before."""
     _, question = await asked(h, Expense, GUARDED)
-    async with h.another_engine(token_keys={"old": OLD_SECRET}) as before:
-        old = await before.interactions.token(question.id)
-    fresh = await h.engine.interactions.token(question.id)
+    [old, fresh] = await handed_out(h, question.id, "old", "fresh")
 
-    await refused(h, SqlDoor(h), "token", token=old)
-    async with h.another_engine(token_keys={"other": OLD_SECRET}) as after:
-        with pytest.raises(InvalidToken):
-            await after.complete(token=fresh, reply=YES)
+    assert not await SqlDoor(h).complete(token=old, reply=YES)
+    assert await SqlDoor(h).complete(interaction=question.id, token=fresh, reply=YES)
 
-    assert not await SqlDoor(h).complete(token=fresh, reply=YES)
+
+async def test_sql_takes_the_tokens_of_a_questions_last_five_keys(h: Harness) -> None:
+    """As the guide says; whoever goes back to a key hands out the same token, which is kept once."""
+    _, question = await asked(h, Expense, GUARDED)
+    [first, *others] = await handed_out(h, question.id, "k0", "k1", "k2", "k3", "k4", "k5", "k4", "k5")
+
+    await refused(h, SqlDoor(h), "token", token=first)
+
+    assert [await SqlDoor(h).complete(token=token, reply=YES) for token in others] == [False] + [True] * 6
+
+
+async def test_a_question_that_is_sent_again_under_a_new_key_keeps_the_token_it_was_sent_with(
+    make_harness: MakeHarness,
+) -> None:
+    """Section 8: the first sending seemed to fail, and yet arrived."""
+
+    class Unheard(Recorder):
+        async def send(self, dispatch: Dispatch, /) -> Mapping[str, Any] | None:
+            await super().send(dispatch)
+            raise SendFailed("no answer")
+
+    there = Unheard()
+    h = await make_harness([Expense], transports=[there], token_keys={"old": OLD_SECRET})
+    await h.engine.start(Expense, {**GUARDED, "transport": "recorder"})
+    await h.drain()
+    async with h.another_engine(token_keys={"new": SECRET}) as rotated:
+        h.engine = rotated
+        await h.advance(timedelta(seconds=300))
+        await h.drain()
+
+    tokens = dict.fromkeys(sent.token for sent in there.sent)
+
+    assert [token.split(".")[1] for token in tokens if token] == ["old", "new"]
+    assert [await SqlDoor(h).complete(token=token, reply=YES) for token in tokens] == [False, True]
+
+
+async def test_a_retired_key_signs_for_nobody_until_it_is_reinstated(h: Harness, door: PythonDoor) -> None:
+    """Section 8: a key that leaked is withdrawn at all doors at once, though it is in the ring; others stay good."""
+    _, question = await asked(h, Expense, GUARDED)
+    _, other = await asked(h, Expense, GUARDED)
+    [gone] = await handed_out(h, other.id, "gone")
+    token = await h.engine.interactions.token(question.id)
+    await h.sql("select stepwell.retire_token_key('gone')")
+    assert not await door.complete(token=token, reply=YES)
+    await h.sql("select stepwell.retire_token_key('new')")
+
+    said = [
+        await refused(h, door, "token", token=token),  # also of an answer that is repeated
+        await refused(h, door, "token", interaction=question.id, token=token),
+        await refused(h, SqlDoor(h), "token", token=gone),
+    ]
+    await h.sql("select stepwell.reinstate_token_key('new')")
+
+    keys = [re.search(r"signed with key '(\w+)', which is retired; hand out a new one", words) for words in said]
+    assert [key and key[1] for key in keys] == ["new", "new", "gone"]
+    assert await door.complete(token=token, reply=YES)
+
+
+async def test_a_key_is_retired_once_and_only_by_its_id(h: Harness) -> None:
+    calls = ["retire", "retire", "reinstate", "reinstate"]
+    for wrong in ("", "a b", "k" * 33, "new\n", "sw1.new", None):
+        for call in ("retire", "reinstate"):
+            with pytest.raises(asyncpg.PostgresError, match="key_id: is not of 1 to 32 letters") as caught:
+                await h.sql(f"select stepwell.{call}_token_key($1)", wrong)
+            assert (caught.value.sqlstate, caught.value.column_name) == ("SW001", "key_id")
+
+    changed = [(await h.sql(f"select stepwell.{call}_token_key('Old_1-a') as it"))[0]["it"] for call in calls]
+
+    assert changed == [True, False, True, False]
 
 
 async def test_a_token_ends_with_its_question(h: Harness, door: PythonDoor) -> None:
@@ -182,16 +258,48 @@ async def test_a_token_of_a_question_that_has_timed_out_answers_nothing(h: Harne
 async def test_a_question_asked_again_has_a_token_of_its_own(h: Harness, door: PythonDoor) -> None:
     """Gap 13 with 61: a retry gives the question another deadline; the token of the first time is foreign then."""
     expense, question = await asked(h, Expense, {**GUARDED, "on_timeout": "fail"})
+    [earlier] = await handed_out(h, question.id, "old")
     before = await h.engine.interactions.token(question.id)
     await h.advance(timedelta(seconds=601))
     await h.drain()
     await h.engine.retry(expense.id)
 
     await refused(h, door, "token", token=before)
+    fresh = await h.engine.interactions.token(question.id)
+    for token in (earlier, before):
+        await refused(h, door, "token", token=token)
 
-    await door.complete(token=await h.engine.interactions.token(question.id), reply=YES)
+    await door.complete(token=fresh, reply=YES)
     await h.drain()
     await h.assert_done(expense)
+
+
+async def test_a_question_without_a_deadline_that_is_asked_again_has_the_token_it_had(
+    h: Harness, door: PythonDoor
+) -> None:
+    """Gap 13 with 61: nothing that the token says has changed."""
+    expense, question = await asked(h, Expense, {"token": True})
+    token = await h.engine.interactions.token(question.id)
+    await h.engine.cancel(expense.id)
+    await h.engine.retry(expense.id)
+
+    assert not await door.complete(token=token, reply=YES)
+
+
+@pytest.mark.parametrize("door_of", [PythonDoor, SqlDoor])
+async def test_an_item_that_is_let_out_has_a_token_of_its_own(make_harness: MakeHarness, door_of: Any) -> None:
+    """Scenario 61 of items: one that waits for its window has no deadline yet, and its token says so."""
+    machine = each_asker(lambda: range(2), reply=int, token=True, window=1, timeout=timedelta(seconds=600))
+    h = await make_harness([machine], token_keys={"new": SECRET})
+    each = await h.engine.start(machine)
+    await h.drain()
+    first, second = [str(row["id"]) for row in await questions(h, each.id)]
+    early = await h.engine.interactions.token(second)
+    await h.engine.complete(token=await h.engine.interactions.token(first), reply=0)
+
+    await refused(h, door_of(h), "token", token=early, reply=1)
+
+    assert not await door_of(h).complete(token=await h.engine.interactions.token(second), reply=1)
 
 
 async def test_the_token_goes_out_with_the_question(make_harness: MakeHarness) -> None:

@@ -62,6 +62,11 @@ def admit(given: Questions, size: int) -> tuple[Any, ...]:
     return (json.dumps([{"position": n, "id": id_, "reply": 1, "is_checked": False} for n, id_ in enumerate(ids)]),)
 
 
+def admit_tokens(given: Questions, size: int) -> tuple[Any, ...]:
+    token = {"token": [], "token_key": "k", "seal": "aa"}
+    return (json.dumps([{**answer, **token} for answer in json.loads(admit(given, size)[0])]),)
+
+
 def answer_plain(given: Questions, size: int) -> tuple[Any, ...]:
     ids = _ids(given.inbox, size)
     return ids, ["1"] * len(ids), [None] * len(ids)
@@ -126,6 +131,8 @@ CASES = [
     *(QuestionCase("interactions/find", find_by_correlation, n, _QU | {"interactions_correlation"}, label="by address")
       for n in (1, 100)),
     *(QuestionCase("interactions/admit", admit, n, _QU | {"instances_pkey"}, 45) for n in (1, 100)),
+    *(QuestionCase("interactions/admit", admit_tokens, n, _QU | {"instances_pkey"}, 45, label="by tokens")
+      for n in (1, 100)),
     *(QuestionCase("interactions/answer_plain", answer_plain, n, _QU | {"instances_pkey"}, 75) for n in (1, 100)),
     *(QuestionCase("interactions/claim", lambda _, n: (SENDER, "there", n, True), n, _QU | {"interactions_dispatch"},
                    50) for n in (1, 50)),
@@ -134,6 +141,7 @@ CASES = [
     QuestionCase("interactions/has_guarded", lambda _, n: ("there",), TO_SEND // SHARE,
                  _QU - _Q | {"interactions_dispatch"}),
     *(QuestionCase("interactions/record", record, n, _Q, 50) for n in (1, 50)),
+    QuestionCase("interactions/seal", lambda given, n: (_ids(given.sending, 1)[0], "aa"), 1, _Q, 50),
     *(QuestionCase("interactions/seal_taken", seal, n, _Q, 50) for n in (1, 50)),
     *(QuestionCase("interactions/fail", fail, n, _Q, 45) for n in (1, 50)),
     QuestionCase("interactions/give_back", lambda _, n: (SENDER, "there", []), SENDING // SHARE,

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 
 from stepwell._core.faults import Refusal
-from stepwell._store import clones
+from stepwell._core.interactions import epoch_ms
+from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
+from stepwell._store import clones, interactions
 from stepwell._store.database import Database
-from stepwell._store.migrations import apply, current_version, latest_version, migrations, script
+from stepwell._store.migrations import apply, apply_over, current_version, latest_version, migrations, script
+from tests.store import questions
 from tests.support.dump_schema import dump, dump_of
 
 
@@ -100,6 +105,40 @@ async def test_after_a_failure_it_applies_once_the_cause_is_gone(empty: Database
     await clones.query(empty_url, "drop table stepwell.workers")
 
     assert await apply(empty) == list(migrations())
+
+
+def migrate_up_to(url: str, version: int) -> None:
+    """Make the schema as an older Stepwell left it."""
+    with psycopg.connect(url) as connection:
+
+        def send(text: str) -> list[Any]:
+            cursor = connection.execute(text)  # type: ignore[call-overload]
+            return cursor.fetchall() if cursor.description else []
+
+        apply_over(send, version)
+
+
+async def test_a_token_that_was_handed_out_before_migration_0012_holds_after_it(
+    empty: Database, empty_url: str
+) -> None:
+    """The question is open all the while, and its next token is handed out under another key."""
+    migrate_up_to(empty_url, 11)
+    await questions.build(empty_url, 1_000)
+    connection = await asyncpg.connect(empty_url)
+    asked = await connection.fetchrow(
+        "update stepwell.await_units u set requires_token = true from stepwell.interactions q"
+        " where q.unit_id = u.id and u.id = 50 returning q.*"
+    )
+    facts = TokenFacts("", str(asked["id"]), str(asked["correlation"]), 50, "ask", epoch_ms(asked["deadline"]))
+    old, fresh = [TokenKeys.read({key: key * 20}).sign(facts) for key in ("old", "fresh")]
+    await connection.execute("update stepwell.interactions set seal = sha256($1) where unit_id = 50", old.encode())
+
+    await apply(empty)
+    await interactions.seal(empty, str(asked["id"]), seal_of(fresh))
+
+    complete = "select is_duplicate from stepwell.complete('1', token => $1)"
+    assert [await connection.fetchval(complete, token) for token in (old, fresh)] == [False, True]
+    await connection.close()
 
 
 @pytest.fixture

@@ -261,6 +261,21 @@ async def test_a_question_that_requires_its_token_is_answered_by_nobody_without(
     assert whole.status_code == 200
 
 
+async def test_a_token_of_a_retired_key_answers_nothing(door: Door) -> None:
+    """61: the key is in the ring here, and was withdrawn in the database."""
+    question = await door.ask(token=True)
+    token = await door.h.engine.interactions.token(question.id)
+    await door.h.sql("select stepwell.retire_token_key('2026-11')")
+
+    unknown = await door.refused(None, resumeToken=token, responsePayload=YES)
+    known = await door.refused(ANA, interactionId=question.id, resumeToken=token, responsePayload=YES)
+
+    assert problem(unknown) == (401, "token", "resumeToken")
+    assert problem(known) == (403, "token", "resumeToken")
+    assert question.id not in unknown.text
+    assert all("'2026-11', which is retired" in answer.json()["detail"] for answer in (unknown, known))
+
+
 async def test_a_token_opens_no_question_that_requires_none_unless_it_is_its_own(door: Door) -> None:
     """61: who is not known does not get at a question by naming it beside a token of another one, or a forged one."""
     plain, other = await door.ask(), await door.ask(token=True)

@@ -84,6 +84,11 @@ class TokenKeys:
         return f"TokenKeys({', '.join(self._secrets)})"  # never the secrets
 
 
+def key_of(token: str) -> str:
+    """The id of the key that a token was signed with; of one that was verified."""
+    return token.split(".")[1]
+
+
 def seal_of(token: str) -> str:
     """The hash of a token by which SQL knows it, without a key."""
     return sha256(token.encode()).hexdigest()

@@ -48,6 +48,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     facts: str | None  # what was sent, if the reply was made of it
     is_checked: bool
     problem: str | None
+    token_key: str | None = None  # the id of the key that has signed the token
 
     @property
     def is_plain(self) -> bool:
@@ -125,7 +126,7 @@ def _judged(place: int, given: Given) -> dict[str, Any]:
     return {
         "position": place, "id": given.found.id, "reply": msgspec.Raw(given.reply.encode()),
         "facts": None if given.facts is None else msgspec.Raw(given.facts.encode()), "actor": given.actor,
-        "token": given.token, "is_checked": given.is_checked, "problem": given.problem,
+        "token": given.token, "token_key": given.token_key, "is_checked": given.is_checked, "problem": given.problem,
     }  # fmt: skip
 
 

@@ -76,6 +76,18 @@ begin
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._check_key_id(key_id text)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+begin
+  if key_id is null or key_id !~ '^[A-Za-z0-9_-]{1,32}$' then
+    perform stepwell._refuse(
+      'SW001', 'key_id', 'is not of 1 to 32 letters, digits, ''_'' or ''-''; name the key as in token_keys');
+  end if;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._check_shape(what text, given jsonb, fields jsonb)
  RETURNS void
  LANGUAGE plpgsql
@@ -291,30 +303,32 @@ return query
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than `max_items`: a step is handed all of them at once); whatever is refused changes nothing.
 --   `facts` is what was sent, if a projector has made the reply of it: a repeated answer is known by that.
---   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
+--   `token` has the facts of a token, which fit the question as it stands. Its signature was verified, or else `seal`
+--   is its hash, one of those that were handed out. `token_key` is the id of its key; a retired one signs for nobody.
 --   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
 --   with the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
--- Index: the primary keys (|| '': no other); queues_fair, once. Locks: the questions that are answered.
+-- Index: the primary keys (|| '': no other); queues_fair, once. The retired keys are read once, and only for a token.
+-- Locks: the questions that are answered.
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
 --   was out, and the queue in which the answer goes on by itself.
 with given as materialized (
-  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.seal, g.is_checked,
-         g.problem
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.token_key, g.seal,
+         g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
-         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, seal text, is_checked boolean,
-         problem text)
+         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, token_key text, seal text,
+         is_checked boolean, problem text)
 ), judged as materialized (
   select g.position, g.id, g.reply, g.facts, g.actor, q.unit_id, q.status, u.item_step,
          case
-           when g.token is not null then
-             case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
-                                                   floor(extract(epoch from q.deadline) * 1000)::bigint)
-                  then null else 'token' end
-           when g.seal is not null then case when g.seal = encode(q.seal, 'hex') then null else 'token' end
-           when u.requires_token then 'token'
+           when g.token is null and g.seal is null then case when u.requires_token then 'token' end
+           when g.token_key = any (array(select r.key_id from stepwell.retired_token_keys r)) then 'retired'
+           when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
+                                            floor(extract(epoch from q.deadline) * 1000)::bigint)
+             and (g.seal is null or decode(g.seal, 'hex') = any (array_append(q.earlier_seals, q.seal))) then null
+           else 'token'
          end as refusal,
          case
-           when q.status = 'completed' then 
+           when q.status = 'completed' then
              case when coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply) then 'duplicate' else 'conflict' end
            when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
            when q.deadline <= stepwell.now() then 'late'
@@ -1220,8 +1234,9 @@ declare
   largest constant bigint := (select m.max_payload from stepwell.meta m);
   given constant jsonb := coalesce(complete.reply, 'null');
   seal constant text := encode(sha256(convert_to(complete.token, 'UTF8')), 'hex');
-  facts constant jsonb := case when complete.interaction is null and complete.correlation is null
-                               then stepwell._token_facts(complete.token) end;
+  signed constant jsonb := case when complete.token is not null then stepwell._token_facts(complete.token) end;
+  signer constant text := split_part(complete.token, '.', 2);
+  facts constant jsonb := case when complete.interaction is null and complete.correlation is null then signed end;
   asked record;
   judged record;
   settled record;
@@ -1254,12 +1269,15 @@ begin
   perform stepwell._operators_lock(array[asked.instance_id]);
   select a.verdict, a.problem, a.status, a.unit_id, a.was_out, a.continues_in into judged
   from stepwell._interactions_admit(json_build_array(json_build_object(
-    'position', 0, 'id', asked.id, 'reply', given, 'actor', complete.actor, 'seal', seal, 'is_checked', false))) a;
+    'position', 0, 'id', asked.id, 'reply', given, 'actor', complete.actor, 'token', signed, 'token_key', signer,
+    'seal', seal, 'is_checked', false))) a;
 
   case judged.verdict
     when 'token' then perform stepwell._refuse('SW022', 'token', case
       when complete.token is null then 'is required for this question'
-      else 'is not the one that was handed out for this question' end);
+      else 'is none that was handed out for this question as it stands' end);
+    when 'retired' then perform stepwell._refuse('SW022', 'token', format(
+      'was signed with key %L, which is retired; hand out a new one, under another key', signer));
     when 'conflict' then perform stepwell._refuse('SW023', 'reply', 'the question was answered before, with another one');
     when 'closed' then
       perform stepwell._refuse('SW024', 'interaction', format('is closed: %s', replace(judged.status, '_', ' ')));
@@ -1289,6 +1307,28 @@ CREATE OR REPLACE FUNCTION stepwell.now()
  LANGUAGE sql
  STABLE PARALLEL SAFE
 RETURN now();
+
+CREATE OR REPLACE FUNCTION stepwell.reinstate_token_key(key_id text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+AS $function$
+begin
+  perform stepwell._check_key_id(reinstate_token_key.key_id);
+  delete from stepwell.retired_token_keys r where r.key_id = reinstate_token_key.key_id;
+  return found;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell.retire_token_key(key_id text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+AS $function$
+begin
+  perform stepwell._check_key_id(retire_token_key.key_id);
+  insert into stepwell.retired_token_keys values (retire_token_key.key_id) on conflict do nothing;
+  return found;
+end
+$function$;
 
 CREATE OR REPLACE FUNCTION stepwell.signal(name text, payload jsonb DEFAULT NULL::jsonb, id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, dedup_key text DEFAULT NULL::text, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
  RETURNS bigint
@@ -1778,6 +1818,7 @@ create table stepwell.interactions (
   reply            jsonb,
   metadata         jsonb,
   facts            jsonb,
+  earlier_seals    bytea[],
   constraint interactions_pkey PRIMARY KEY (id),
   constraint dispatching_has_worker CHECK (status <> 'dispatching'::text OR worker_id IS NOT NULL),
   constraint only_completed_has_reply CHECK ((status = 'completed'::text) = (reply IS NOT NULL)),
@@ -1863,6 +1904,12 @@ create table stepwell.reply_types (
   constraint reply_types_pkey PRIMARY KEY (id)
 );
 
+create table stepwell.retired_token_keys (
+  key_id      text collate "C" not null,
+  retired_at  timestamp with time zone default now() not null,
+  constraint retired_token_keys_pkey PRIMARY KEY (key_id)
+);
+
 create table stepwell.signals (
   id           bigint generated always as identity not null,
   instance_id  bigint not null,
@@ -1905,4 +1952,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (11);
+insert into stepwell.meta (version) values (12);

@@ -3,30 +3,32 @@
 -- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
 --   more than `max_items`: a step is handed all of them at once); whatever is refused changes nothing.
 --   `facts` is what was sent, if a projector has made the reply of it: a repeated answer is known by that.
---   `token` has the facts of a token whose signature was verified, `seal` the hash of one that nobody could verify.
+--   `token` has the facts of a token, which fit the question as it stands. Its signature was verified, or else `seal`
+--   is its hash, one of those that were handed out. `token_key` is the id of its key; a retired one signs for nobody.
 --   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
 --   with the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
--- Index: the primary keys (|| '': no other); queues_fair, once. Locks: the questions that are answered.
+-- Index: the primary keys (|| '': no other); queues_fair, once. The retired keys are read once, and only for a token.
+-- Locks: the questions that are answered.
 -- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
 --   was out, and the queue in which the answer goes on by itself.
 with given as materialized (
-  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.seal, g.is_checked,
-         g.problem
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.token_key, g.seal,
+         g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
-         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, seal text, is_checked boolean,
-         problem text)
+         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, token_key text, seal text,
+         is_checked boolean, problem text)
 ), judged as materialized (
   select g.position, g.id, g.reply, g.facts, g.actor, q.unit_id, q.status, u.item_step,
          case
-           when g.token is not null then
-             case when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
-                                                   floor(extract(epoch from q.deadline) * 1000)::bigint)
-                  then null else 'token' end
-           when g.seal is not null then case when g.seal = encode(q.seal, 'hex') then null else 'token' end
-           when u.requires_token then 'token'
+           when g.token is null and g.seal is null then case when u.requires_token then 'token' end
+           when g.token_key = any (array(select r.key_id from stepwell.retired_token_keys r)) then 'retired'
+           when g.token = jsonb_build_array(q.tenant, q.id::text, q.correlation::text, q.instance_id, u.step,
+                                            floor(extract(epoch from q.deadline) * 1000)::bigint)
+             and (g.seal is null or decode(g.seal, 'hex') = any (array_append(q.earlier_seals, q.seal))) then null
+           else 'token'
          end as refusal,
          case
-           when q.status = 'completed' then 
+           when q.status = 'completed' then
              case when coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply) then 'duplicate' else 'conflict' end
            when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
            when q.deadline <= stepwell.now() then 'late'

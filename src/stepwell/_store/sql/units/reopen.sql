@@ -2,8 +2,8 @@
 -- fail it, or of whose items one has failed. (What its step has seen end, as a timeout that wakes, is seen again: the
 -- step is run again.) Answers that were to go on by themselves, and did not come to their end, go on again.
 -- Run in the transaction of operators/retry.sql, and before settle.sql. Keeps: what was answered stays answered, and is
---   not asked again; what is done is not done again; a question's time begins anew, and the token it had is one of
---   another deadline.
+--   not asked again; what is done is not done again; a question's time begins anew, and the token it had says another
+--   deadline, if any.
 -- Index: the primary keys, interactions_item, instances_parent. Locks: the unit, its interactions, the instance (ours
 --   already), and what goes on again.
 -- Returns: the unit, the transports with something to send, and the queues with something to go on; nothing if there is
@@ -27,7 +27,7 @@ with again as (
 ), asked as (
   update stepwell.interactions q
   set status = case when o.place > a.in_flight then 'queued' when a.is_sent then 'waiting' else 'dispatched' end,
-      finished_at = null, error = null, seal = null, next_at = stepwell.now(), dispatched_at = null,
+      finished_at = null, error = null, next_at = stepwell.now(), dispatched_at = null,
       deadline = case when o.place <= a.in_flight then stepwell.now() + a.timeout end
   from again a
   cross join lateral (
