@@ -149,11 +149,13 @@ class Flusher(Service):
         return 0.0 if self._pending else None
 
     def _next_batch(self) -> list[_Entry]:
-        """What came first, as far as it fits into one statement."""
-        batch, text = self._pending[:LARGEST_BATCH], 0
+        """What came first, as far as it fits into one statement, each child of a spawn being one of its rows."""
+        batch, text, rows = self._pending[:LARGEST_BATCH], 0, 0
         for number, entry in enumerate(batch):
-            text += entry.commit.length
-            if text > LARGEST_TEXT and number:
+            commit = entry.commit
+            text += commit.length
+            rows += 1 if commit.children is None else len(commit.children)
+            if (text > LARGEST_TEXT or rows > LARGEST_BATCH) and number:
                 batch = batch[:number]
                 break
         self._pending = self._pending[len(batch) :]
