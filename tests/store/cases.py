@@ -121,7 +121,8 @@ def start(_: Sample, size: int) -> tuple[Any, ...]:
 
 
 def start_alike(_: Sample, size: int) -> tuple[Any, ...]:
-    return ['{"order": 1}'] * size, [], [], [], "order", 1, "ship", "default", 0, None, None, "", None, None
+    states = "\x1e".join(['{"order": 1}'] * size)
+    return states, "{}", "{}", "{}", "order", 1, "ship", "default", 0, None, None, "", None, None
 
 
 def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:

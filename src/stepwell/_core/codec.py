@@ -122,7 +122,7 @@ class StateType:
             value = {}
         if type(value) is self._class and not self._is_mapping:
             return self.encode(value)
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):
             raise InvalidState(self.field, f"expected {self._name} or a mapping, got {_type_name(value)}")
         return self.encode(value if self._verifier is None else read(self._made, value, self.field))
 

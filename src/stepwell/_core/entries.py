@@ -113,7 +113,7 @@ def admit_each(
         raise InvalidInput(field, f"expected a list, got {type(entries).__name__}")
     plain: dict[int, tuple[Any, Definition, NewInstance]] = {}  # what an entry of a machine without options was like
     for position, entry in enumerate(entries):
-        machine, state, options = _parts(f"{field}[{position}]", entry)
+        machine, state, options = _parts(field, position, entry)
         try:
             if options or id(machine) not in plain:
                 new = admit(registry, machine, state, options, tenant=tenant, max_payload=max_payload)
@@ -133,14 +133,14 @@ def are_keyless(entries: Iterable[object]) -> bool:
     return not any(isinstance(entry, Entry) and entry.options and "key" in entry.options for entry in entries)
 
 
-def _parts(where: str, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
+def _parts(field: str, position: int, entry: object) -> tuple[Any, Any, Mapping[str, Any]]:
     match entry:
         case Entry():
             return entry.machine, entry.state, entry.options
         case (machine, state):
             return machine, state, {}
         case tuple() | list() | None:
-            raise InvalidInput(where, "expected Machine.child(state, …) or (machine, state)")
+            raise InvalidInput(f"{field}[{position}]", "expected Machine.child(state, …) or (machine, state)")
         case _:
             return entry, None, {}
 

@@ -19,7 +19,7 @@ from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.statements import statement
-from stepwell._store.wire import encode_commits
+from stepwell._store.wire import SEPARATOR, encode_commits, numbers
 from stepwell._store.workers import Begun
 from stepwell.errors import InvalidPayload
 
@@ -132,9 +132,9 @@ class Tick:
     next_due: float | None  # seconds
 
 
-Parent = tuple[int | None, int | None, int | None]
+Parent = tuple[int, int, int]
 """A parent's id, its round, and the child's index."""
-_NOBODY: Parent = (None, None, None)
+_NOBODY = (None, None, None)
 
 
 # What entries without a key have in common if they are alike, in the order of start_alike.sql.
@@ -150,7 +150,7 @@ async def start(
     common = _alike(entries[0])
     if all(entry.key is None and _alike(entry) == common for entry in entries):
         return await start_alike(db, entries, parents or ())
-    of = parents or [_NOBODY] * len(entries)
+    of: Sequence[Parent | tuple[None, None, None]] = parents or [_NOBODY] * len(entries)
     rows = await db.fetch(
         "instances/start",
         [e.machine for e in entries],
@@ -181,10 +181,10 @@ async def start_alike(
     *common, needs = _alike(entries[0])
     [(ids, later)] = await db.fetch(
         "instances/start_alike",
-        [e.state for e in entries],
-        [parent for parent, _, _ in parents],
-        [round_ for _, round_, _ in parents],
-        [index for _, _, index in parents],
+        SEPARATOR.join([e.state for e in entries]),
+        numbers([parent for parent, _, _ in parents]),
+        numbers([round_ for _, round_, _ in parents]),
+        numbers([index for _, _, index in parents]),
         *common,
         needs_text(needs),
     )

@@ -1,12 +1,13 @@
 -- Insert new instances that have no keys and differ in nothing but their states, and in their parents if they are
--- children: what start.sql does, by one array instead of sixteen.
+-- children: what start.sql does, by one list instead of sixteen. It comes as a text that is taken apart here (see
+-- commit_bare.sql), and so do parents.
 -- $14: what they need of limits, as in commit.sql; null nearly always.
--- Keeps: all are inserted, with their states; ids grow in the order of the array.
+-- Keeps: all are inserted, with their states; ids grow in the order of the list.
 -- Index: queues_fair, once. Locks: none but the new rows; waits for nobody.
--- Returns: one row: the ids in the order of the array, and whether they wait for their due time.
+-- Returns: one row: the ids in the order of the list, and whether they wait for their due time.
 with entries as materialized (
   select nextval('stepwell.instances_id_seq') as id, e.state, e.parent_id, e.parent_round, e.child_index
-  from unnest($1::text[], $2::bigint[], $3::integer[], $4::integer[])
+  from unnest(string_to_array($1::text, E'\x1e'), $2::text::bigint[], $3::text::integer[], $4::text::integer[])
        as e(state, parent_id, parent_round, child_index)
 ), alike as materialized (
   select coalesce($11::timestamptz, stepwell.now() + $10::interval, stepwell.now()) as due_at,
