@@ -93,9 +93,14 @@ ASKING = {
     "transactions.begun": [Kill("transactional")],
     "transactions.returned": [Kill("transactional")],
     "transactions.written": [Kill("transactional")],
-    "transactions.committed": [Kill("transactional", asked=1)],
+    # Committed, a question may be seen and taken by the timers' look before its worker is killed.
+    "transactions.committed": [Kill("transactional", asked=1, attempts=None)],
     "flusher.before_commit": [Kill("plain"), Kill("token"), Kill("each", asked=ITEMS)],
-    "flusher.committed": [Kill("plain", asked=1), Kill("token", asked=1), Kill("each", asked=ITEMS)],
+    "flusher.committed": [
+        Kill("plain", asked=1, attempts=None),
+        Kill("token", asked=1, attempts=None),
+        Kill("each", asked=ITEMS, attempts=None),
+    ],
     "dispatcher.claimed": [
         Kill("plain", asked=1, attempts=(2,)),
         Kill("token", asked=1, attempts=(2,)),
