@@ -8,7 +8,7 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(40_000, 100), 1)}
+    return {"rate": await steps.drain(bench, bench.size(80_000, 100), 1)}
 
 
 WORKLOAD = Workload(

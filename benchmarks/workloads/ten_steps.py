@@ -8,7 +8,7 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(5_000, 20), 10, run_ahead=16)}
+    return {"rate": await steps.drain(bench, bench.size(15_000, 20), 10, run_ahead=16)}
 
 
 WORKLOAD = Workload(

@@ -8,7 +8,7 @@ from benchmarks.workloads import steps
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    return {"rate": await steps.drain(bench, bench.size(12_000, 50), 3, run_ahead=0)}
+    return {"rate": await steps.drain(bench, bench.size(24_000, 50), 3, run_ahead=0)}
 
 
 WORKLOAD = Workload(
