@@ -42,6 +42,7 @@ from stepwell.errors import (
 
 PAUSES = (0.002, 0.005, 0.01, 0.02)  # seconds, before an answer waits alone for whoever holds its instance
 MOST_TRIED = 10_000  # units that are remembered
+LARGEST_GROUP = 256  # answers that are looked up, and judged, together
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +78,10 @@ class Completing:
         self._settings = settings
         self._keys = keys
         self._known = known
-        self._group = Gatherer(self._complete, lambda call: len(call.text or ""), waits_a_turn=True)
+        self._group = Gatherer(
+            self._complete, lambda call: len(call.text or ""), waits_a_turn=True, largest=LARGEST_GROUP, at_once=2
+        )
+        self._judging = asyncio.Lock()  # by one group at a time: they would wait for each other's instances
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
         self._tried = set[int]()  # units whose question was tried the short way: who comes again needs the long one
@@ -148,7 +152,8 @@ class Completing:
         )
 
     async def _complete(self, calls: list[_Call]) -> Sequence[_Ended]:
-        """Admit answers together, each question at most once at a time; answers in the order of the calls."""
+        """Admit answers together, each question at most once at a time; answers in the order of the calls. Those of one
+        group are looked up while those of another are judged."""
         ended: dict[int, _Ended] = {}
         found = await self._find(calls)
         waiting: dict[int, Given] = {}
@@ -164,8 +169,9 @@ class Completing:
                 waiting[place] = self._given(call, found[place], types)
             except InvalidInput as error:
                 ended[place] = error
-        for round_ in _rounds(waiting):
-            ended |= await self._judge(round_)
+        async with self._judging:
+            for round_ in _rounds(waiting):
+                ended |= await self._judge(round_)
         return [ended[place] for place in range(len(calls))]
 
     async def _find(self, calls: list[_Call]) -> dict[int, Found]:

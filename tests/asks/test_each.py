@@ -13,11 +13,13 @@ import pytest
 
 from stepwell import Ask, Context, Done, Machine, Outcome, Retry, Stop, step
 from stepwell._runtime.filler import CHUNK
+from stepwell.completing import LARGEST_GROUP
 from stepwell.testing import Harness, armed
 from tests.asks.askers import each_asker
 from tests.asks.looks import asked, pending, questions
 from tests.asks.machines import Batch
 from tests.conftest import MakeHarness
+from tests.store.tally import Tally
 from tests.support.transports import Recording
 from tests.support.waiting import eventually
 
@@ -390,6 +392,25 @@ async def test_many_items_answered_in_any_order_by_several_at_once(h: Harness) -
 
     assert (await h.drain()).total == 1
     await h.assert_done(batch, completed([*range(300)]))
+
+
+async def test_answers_that_do_not_go_together_are_looked_up_while_the_first_are_judged(h: Harness) -> None:
+    number = LARGEST_GROUP + 1
+    handle = await h.engine.start(Batch, {"items": [*range(number)], "window": number})
+    await h.drain()
+    tally = Tally(h.engine._opened)
+    await tally.attach()
+
+    with armed("completing.found", hold=True) as judging:
+        answering = asyncio.create_task(answer_all(h, handle.id))
+        await judging.reached()
+        await eventually(lambda: tally.sent.count("interactions/find") == 2)
+        assert len(judging.facts) == 1
+        judging.release()
+        await answering
+    await h.drain()
+
+    assert await handle.result(timeout=30) == completed([*range(number)])
 
 
 async def test_one_item_has_its_index_and_its_reply(h: Harness) -> None:

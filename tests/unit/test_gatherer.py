@@ -99,6 +99,34 @@ async def test_a_group_is_no_larger_than_a_statement_may_be() -> None:
     assert desk.sent == [[0], [1], [2, 3], [4]], "halves, thirds and quarters of what fits"
 
 
+async def test_what_has_no_room_in_a_group_goes_beside_it() -> None:
+    desk = Desk()
+    gatherer = Gatherer(desk.send, waits_a_turn=True, largest=2, at_once=2)
+    tasks = await submitted(gatherer, range(5))
+
+    await eventually(lambda: len(desk.sent) == 2)
+    assert desk.sent == [[0, 1], [2, 3]]
+    desk.answer()
+
+    assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
+    assert desk.sent == [[0, 1], [2, 3], [4]]
+
+
+async def test_who_comes_while_a_group_with_room_is_under_way_waits_for_its_end() -> None:
+    desk = Desk()
+    gatherer = Gatherer(desk.send, waits_a_turn=True, largest=2, at_once=2)
+    first = await submitted(gatherer, range(1))
+    await eventually(lambda: desk.sent)
+    later = await submitted(gatherer, range(1, 3))
+    await asyncio.sleep(0)
+    assert desk.sent == [[0]]
+
+    desk.answer()
+
+    assert await asyncio.gather(*first, *later) == [0, 2, 4]
+    assert desk.sent == [[0], [1, 2]]
+
+
 async def test_a_refused_item_fails_none_of_its_neighbours() -> None:
     desk = Desk()
     desk.bad = 2

@@ -20,42 +20,52 @@ class Gatherer(Generic[Item, Answer]):
 
     `send` answers in the order of its items, all or none; `size` tells how much text an item is. A caller that is
     cancelled before its group is sent takes its item with it. With `waits_a_turn`, who comes first lets those come
-    along who are about to: worth it where many come at one moment, as answers of a broker do.
+    along who are about to: worth it where many come at one moment, as answers of a broker do. What does not fit into
+    the `largest` group goes beside it, up to `at_once` groups; it is for `send` to keep them apart where they must be.
     """
 
     def __init__(
         self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]], size: Callable[[Item], int] = lambda _: 0,
-        *, waits_a_turn: bool = False,
+        *, waits_a_turn: bool = False, largest: int = LARGEST_GROUP, at_once: int = 1,
     ) -> None:  # fmt: skip
         self._send = send
         self._size = size
         self._waits_a_turn = waits_a_turn
+        self._largest = largest
+        self._at_once = at_once
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._is_busy = False
-        self._group: asyncio.Task[None] | None = None
+        self._under_way = 0
+        self._groups: set[asyncio.Task[None]] = set()
 
     async def submit(self, item: Item) -> Answer:
-        if self._is_busy or self._waits_a_turn:
+        if self._under_way or self._waits_a_turn:
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             self._waiting.append((item, answer))
-            if not self._is_busy:
+            if not self._under_way:
                 self._go_on()
             return await answer
-        self._is_busy = True
+        self._under_way += 1
         try:
             [own] = await self._send([item])
         finally:
-            self._go_on()
+            self._let_next()
         return own
+
+    def _let_next(self) -> None:
+        self._under_way -= 1
+        self._go_on()
 
     def _go_on(self) -> None:
         """Send what has gathered, if anything has."""
-        self._is_busy = bool(self._waiting)
-        if self._is_busy:
-            self._group = asyncio.create_task(self._send_group(), name="stepwell group")
+        if self._waiting and self._under_way < self._at_once:
+            self._under_way += 1
+            group = asyncio.create_task(self._send_group(), name="stepwell group")
+            self._groups.add(group)
+            group.add_done_callback(self._groups.discard)
 
     async def _send_group(self) -> None:
         group = self._next_group()
+        self._go_on()  # with what has no room in this one
         try:
             await self._answer(group)
         except BaseException:
@@ -64,13 +74,13 @@ class Gatherer(Generic[Item, Answer]):
             raise
         finally:
             # Whoever was just answered runs before this, and may come again: those go together once more.
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._let_next)
 
     def _next_group(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         """What came first and is still waited for, as far as it fits into one statement."""
         self._waiting = [(item, answer) for item, answer in self._waiting if not answer.done()]
         number, text = 0, 0
-        for item, _ in self._waiting[:LARGEST_GROUP]:
+        for item, _ in self._waiting[: self._largest]:
             text += self._size(item)
             if text > LARGEST_TEXT and number:
                 break
