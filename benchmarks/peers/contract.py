@@ -27,6 +27,12 @@ from benchmarks.peers.driver import Asker
 
 LOOK_EVERY = 0.002  # seconds between two looks at how many steps have begun
 ASK_EVERY = 0.005  # seconds between two looks into the tables, once all have begun
+LARGE = 1_000  # characters that go along with everything in a workload of 1 kB
+CHAINED = dict.fromkeys(  # the footnotes of a job queue
+    ("three_steps", "three_steps_1kb", "ten_steps", "ten_steps_1kb"),
+    "a chain of jobs: each enqueues the next, and its own end is written later",
+)
+IDLE = ("idle", "latency", "timer")  # how the workloads end that leave a system idle most of the time
 
 
 class Missing(Exception):
@@ -50,6 +56,8 @@ class System:
         self.knob = {**self.knobs, **knobs}
         self.begun: list[float] = []  # when each step began; a list, because some begin in threads
         self.times: dict[int, float] = {}  # the same, of numbered ones
+        self.due: dict[int, float] = {}  # when it was to begin, of those that were delayed
+        self.text = "x" * LARGE if workload.endswith("_1kb") else ""  # goes along: in the state, the job, the results
         self.asker = Asker(url)
 
     def note(self, number: int = -1) -> None:
@@ -58,15 +66,23 @@ class System:
         self.begun.append(now)
         self.times[number] = now
 
+    def delay(self, number: int, seconds: float) -> None:
+        """Called at the moment the delay is asked for; what is run once more after it may call it again."""
+        self.due.setdefault(number, perf_counter() + seconds)
+
     @property
     def is_idle(self) -> bool:
         """Whether the workload leaves it idle most of the time: one worker is enough then, if it can have several."""
-        return self.workload.endswith(("idle", "latency"))
+        return self.workload.endswith(IDLE)
 
     # What a file in `systems` fills in.
 
+    async def install(self) -> None:
+        """Make the schema in the empty database."""
+        raise NotImplementedError
+
     async def open(self) -> None:
-        """Install the schema in the empty database, and be ready to start things."""
+        """Be ready to start things; a second process does so too."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -84,8 +100,12 @@ class System:
         """Start so many of one step, in the fastest way there is."""
         raise NotImplementedError
 
-    async def start_chains(self, number: int) -> None:
-        """Start so many of three steps, each durable before the next begins."""
+    async def start_later(self, number: int, seconds: float) -> None:
+        """Start something whose step begins after a durable delay, and notes the number."""
+        raise NotImplementedError
+
+    async def start_chains(self, number: int, steps: int) -> None:
+        """Start so many of so many steps, each durable before the next begins."""
         raise NotImplementedError
 
     async def start_families(self, parents: int, children: int) -> None:
@@ -98,6 +118,14 @@ class System:
 
     async def wake(self) -> None:
         """Signal all that wait."""
+        raise NotImplementedError
+
+    async def signal(self, number: int) -> None:
+        """Signal one of those that were parked, counted from zero."""
+        raise NotImplementedError
+
+    async def ended(self, number: int) -> None:
+        """Wait as a client does, until it sees that this one has ended."""
         raise NotImplementedError
 
     # What is the same for all.

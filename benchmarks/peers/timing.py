@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import accumulate
 from time import perf_counter
 
-from benchmarks.peers.contract import Missing, System, say
+from benchmarks.peers.contract import IDLE, LOOK_EVERY, Missing, System, say
 
 TASKS = 10
 WARM = 20
 PAUSE = (0.03, 0.07)  # seconds between two starts of an idle system, at random: nobody's polls fall in with it
 SAMPLES = 120
+TIMERS = 100
+BETWEEN = 0.005  # seconds between two timers that are set: they are not to stand in line
+FIRST_DUE = 1.5  # seconds: the first of them; all are set by then
 FAST_POLL = 0.01  # seconds; of a system that only polls, where it shall be quick
 PARENTS, FEWEST_PARENTS, CHILDREN, PARKED = 20, 4, 100, 500
 MILLISECONDS = 1_000
@@ -50,10 +57,21 @@ async def drain(system: System, sizes: Sizes) -> Values:
     return {"rate": await _work_off(system, number)}
 
 
+async def drain_two(system: System, sizes: Sizes) -> Values:
+    """The same by two processes, which begin together; the client is in the first."""
+    number = sizes.of(10_000)
+    await system.start_many(number)
+    await system.settle()
+    async with second_process(system), system.working():
+        return {"rate": await _rate(system, number)}
+
+
 async def three_steps(system: System, sizes: Sizes) -> Values:
-    number = sizes.of(3_000)
-    await system.start_chains(number)
-    return {"rate": await _work_off(system, 3 * number)}
+    return await _chains(system, sizes.of(3_000), 3)
+
+
+async def ten_steps(system: System, sizes: Sizes) -> Values:
+    return await _chains(system, sizes.of(1_000), 10)
 
 
 async def start(system: System, sizes: Sizes) -> Values:
@@ -90,8 +108,43 @@ async def latency(system: System, sizes: Sizes) -> Values:
             started[number] = perf_counter()
             await asyncio.sleep(random.uniform(*PAUSE))  # noqa: S311 - a pause is no secret
         await system.finish(WARM + samples)
-    late = sorted(max(0.0, system.times[number] - began) * MILLISECONDS for number, began in started.items())
-    return {"p50": late[(len(late) - 1) // 2], "p99": late[-(len(late) // 100) - 1]}
+    return _percentiles([system.times[number] - began for number, began in started.items()])
+
+
+async def signal_latency(system: System, sizes: Sizes) -> Values:
+    """From the call of `signal` until the client sees the end of what was parked, at random moments."""
+    took: list[float] = []
+
+    async def signal_one(number: int) -> None:
+        began = perf_counter()
+        await system.signal(number)
+        await system.ended(number)
+        took.append(perf_counter() - began)
+
+    samples = sizes.fixed(SAMPLES)
+    async with system.working():
+        await _warm(system)
+        await system.park(WARM + samples)
+        await asyncio.gather(*map(signal_one, range(WARM)))
+        took.clear()
+        async with asyncio.TaskGroup() as group:
+            for number in range(WARM, WARM + samples):
+                group.create_task(signal_one(number))
+                await asyncio.sleep(random.uniform(*PAUSE))  # noqa: S311 - a pause is no secret
+    return _percentiles(took)
+
+
+async def timer(system: System, sizes: Sizes) -> Values:
+    """How late a delayed step begins. All are set before the first is due: then no start wakes a system that polls."""
+    samples = sizes.fixed(TIMERS)
+    pauses = (random.uniform(*PAUSE) for _ in range(samples - 1))  # noqa: S311 - the same
+    async with system.working():
+        await _warm(system)
+        for number, seconds in enumerate(accumulate(pauses, initial=FIRST_DUE)):
+            await system.start_later(number, seconds)
+            await asyncio.sleep(BETWEEN)
+        await system.finish(WARM + samples)
+    return _percentiles([system.times[number] - due for number, due in system.due.items()])
 
 
 async def families(system: System, sizes: Sizes) -> Values:
@@ -124,11 +177,25 @@ async def idle(system: System, _: Sizes) -> Values:
     return {}
 
 
+async def _chains(system: System, number: int, steps: int) -> Values:
+    await system.start_chains(number, steps)
+    return {"rate": await _work_off(system, steps * number)}
+
+
 async def _work_off(system: System, steps: int) -> float:
     await system.settle()
     async with system.working():
-        await system.finish(steps)
-        return steps / (perf_counter() - min(system.begun))
+        return await _rate(system, steps)
+
+
+async def _rate(system: System, steps: int) -> float:
+    await system.finish(steps)
+    return steps / (perf_counter() - min(system.begun))
+
+
+def _percentiles(seconds: list[float]) -> Values:
+    late = sorted(max(0.0, each) * MILLISECONDS for each in seconds)
+    return {"p50": late[(len(late) - 1) // 2], "p99": late[-(len(late) // 100) - 1]}
 
 
 async def _warm(system: System) -> None:
@@ -138,9 +205,48 @@ async def _warm(system: System) -> None:
     await system.finish(WARM)
 
 
+@asynccontextmanager
+async def second_process(system: System) -> AsyncIterator[None]:
+    """This command once more, which is told to work now; its steps count as begun here. Their clocks are the same."""
+
+    async def listen(process: Process) -> None:
+        async for line in process.stdout or asyncio.StreamReader():
+            told = json.loads(line)
+            system.begun.extend([told["at"]] * told["begun"])
+
+    process = await asyncio.create_subprocess_exec(*sys.orig_argv, "--second", stdin=PIPE, stdout=PIPE)
+    if process.stdin is None or process.stdout is None or not await process.stdout.readline():
+        raise RuntimeError("the second process ended before it was ready")
+    listening = asyncio.create_task(listen(process))
+    process.stdin.write(b"work\n")
+    yield
+    process.stdin.close()
+    await listening
+    if await process.wait():
+        raise RuntimeError(f"the second process ended with {process.returncode}")
+
+
+async def be_second(system: System) -> None:
+    """Work when told to, say how many steps have begun, and end with the standard input."""
+    await system.open()
+    say(ready=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    told = 0
+    async with system.working():
+        while not over.done():
+            await asyncio.sleep(LOOK_EVERY)
+            if some := system.begun[told:]:
+                say(begun=len(some), at=some[0])
+                told += len(some)
+    await system.close()
+
+
 WORKLOADS: Mapping[str, Callable[[System, Sizes], Awaitable[Values]]] = {
-    "drain": drain, "three_steps": three_steps, "start": start, "start_many": start_many, "families": families,
-    "parked": parked, "latency": latency, "idle": idle, "fast_latency": latency, "fast_idle": idle,
+    "drain": drain, "drain_1kb": drain, "drain_two": drain_two, "three_steps": three_steps,
+    "three_steps_1kb": three_steps, "ten_steps": ten_steps, "ten_steps_1kb": ten_steps, "start": start,
+    "start_many": start_many, "families": families, "parked": parked, "signal_latency": signal_latency, "timer": timer,
+    "latency": latency, "idle": idle, "fast_latency": latency, "fast_idle": idle,
 }  # fmt: skip
 
 
@@ -151,17 +257,22 @@ def main(kind: type[System]) -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("knobs", nargs="*", metavar="KNOB=VALUE")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--second", action="store_true", help="only work, beside the process that measures")
     options = parser.parse_args()
     knobs = {name: float(value) for name, _, value in (word.partition("=") for word in options.knobs)}
     if unknown := set(knobs) - set(kind.knobs):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(kind.knobs) or 'none'}")
     settings = kind.settings.format(**{name: f"{value:g}" for name, value in {**kind.knobs, **knobs}.items()})
-    say(settings=settings, versions={package: version(package) for package in kind.packages})
-    if kind.default_poll is not None and options.workload.endswith(("latency", "idle")):
-        knobs["poll"] = FAST_POLL if options.workload.startswith("fast_") else kind.default_poll
+    if kind.default_poll is not None and options.workload.endswith(IDLE):
+        knobs["poll"] = kind.default_poll if options.workload in ("latency", "idle") else FAST_POLL
     uvloop = import_module("uvloop").new_event_loop if find_spec("uvloop") else None
     with asyncio.Runner(loop_factory=uvloop) as runner:
-        runner.run(_measure(kind, kind(options.url, options.workload, knobs), is_quick=options.quick))
+        system = kind(options.url, options.workload, knobs)
+        if options.second:
+            runner.run(be_second(system))
+            return
+        say(settings=settings, versions={package: version(package) for package in kind.packages})
+        runner.run(_measure(kind, system, is_quick=options.quick))
 
 
 async def _measure(kind: type[System], system: System, *, is_quick: bool) -> None:
@@ -169,6 +280,7 @@ async def _measure(kind: type[System], system: System, *, is_quick: bool) -> Non
         say(missing="it is told of a start by the database, and does not wait for a poll")
         return
     try:
+        await system.install()
         await system.open()
         values = await WORKLOADS[system.workload](system, Sizes(kind.scale, is_quick))
         await system.close()

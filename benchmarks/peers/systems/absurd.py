@@ -37,19 +37,23 @@ class Absurd(System):
         "start_many": "it has no bulk start: single spawns in one transaction",
         "families": "a parent holds its place in the worker and polls for each child, which must be in another queue",
         "parked": "one event each, emitted one by one from 10 tasks",
+        "signal_latency": "worker and client poll every 10 ms",
+        "timer": "a durable sleep; the worker polls every 10 ms",
     }
     left = (
         "select (select count(*) from absurd.t_default where state <> 'completed')"
         " + (select count(*) from absurd.t_children where state <> 'completed')"
     )
 
-    async def open(self) -> None:
-        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+    async def install(self) -> None:
+        async with await self.connect() as connection:
             await connection.execute(BUNDLED_SCHEMA_SQL)
+            for queue in QUEUES:
+                await AsyncAbsurd(connection).create_queue(queue)
+
+    async def open(self) -> None:
         self.connections = [await self.connect() for _ in range(TASKS)]
         self.clients = cycle([AsyncAbsurd(connection) for connection in self.connections])
-        for queue in QUEUES:
-            await next(self.clients).create_queue(queue)
 
     async def close(self) -> None:
         for connection in self.connections:
@@ -84,9 +88,15 @@ class Absurd(System):
             self.note(params["number"])
 
         @app.register_task("chain")
-        async def chain(_: Any, ctx: AsyncTaskContext) -> None:
-            for name in ("one", "two", "three"):
-                await ctx.step(name, self.step)
+        async def chain(params: Any, ctx: AsyncTaskContext) -> None:
+            for number in range(params["steps"]):
+                await ctx.step(f"step {number}", self.step)
+
+        @app.register_task("later")
+        async def later(params: Any, ctx: AsyncTaskContext) -> None:
+            self.delay(params["number"], params["seconds"])
+            await ctx.sleep_for("sleep", params["seconds"])
+            self.note(params["number"])
 
         @app.register_task("family")
         async def family(params: Any, ctx: AsyncTaskContext) -> None:
@@ -104,35 +114,50 @@ class Absurd(System):
 
         return app
 
-    async def step(self) -> None:
+    async def step(self) -> str | None:
         self.note()
+        return self.text or None
 
     async def start(self, number: int) -> None:
         await next(self.clients).spawn("once", {"number": number}, queue="default")
 
     async def start_many(self, number: int) -> None:
-        await self._spawn("once", {"number": -1}, number)
+        await self._spawn("once", {"number": -1, "text": self.text}, number)
 
-    async def start_chains(self, number: int) -> None:
-        await self._spawn("chain", None, number)
+    async def start_later(self, number: int, seconds: float) -> None:
+        await next(self.clients).spawn("later", {"number": number, "seconds": seconds}, queue="default")
+
+    async def start_chains(self, number: int, steps: int) -> None:
+        await self._spawn("chain", {"steps": steps, "text": self.text}, number)
 
     async def start_families(self, parents: int, children: int) -> None:
         await self._spawn("family", {"children": children}, parents)
 
     async def park(self, number: int) -> None:
-        self.waiting = list(range(number))
-        for each in self.waiting:
-            await next(self.clients).spawn("parked", {"number": each}, queue="default")
+        spawned = [await next(self.clients).spawn("parked", {"number": n}, queue="default") for n in range(number)]
+        self.waiting = [str(each["task_id"]) for each in spawned]
         unparked = "select count(*) from absurd.t_default where task_name = 'parked' and state <> 'sleeping'"
         await self.until_none(unparked)
 
     async def wake(self) -> None:
         async def emit_some(first: int) -> None:
             client = AsyncAbsurd(self.connections[first])
-            for number in self.waiting[first::TASKS]:
+            for number in range(first, len(self.waiting), TASKS):
                 await client.emit_event(f"go-{number}")
 
         await asyncio.gather(*(emit_some(first) for first in range(TASKS)))
+
+    async def signal(self, number: int) -> None:
+        await next(self.clients).emit_event(f"go-{number}")
+
+    async def ended(self, number: int) -> None:
+        """By its question for a result; its own wait for one asks after 50 ms, and then ever more seldom."""
+        client = next(self.clients)
+        while True:
+            found = await client.fetch_task_result(self.waiting[number])
+            if found is not None and found.state == "completed":
+                return
+            await asyncio.sleep(self.knob["poll"])
 
     async def _spawn(self, task: str, params: Any, number: int) -> None:
         client = AsyncAbsurd(self.connections[0])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 
 from chancy import Chancy, Job, Queue, Worker, job
 from chancy.plugins.leadership import ImmediateLeadership
 from chancy.plugins.workflow import Workflow, WorkflowPlugin
 
-from benchmarks.peers.contract import System
+from benchmarks.peers.contract import CHAINED, System
 from benchmarks.peers.timing import TASKS, main
 
 LOG = logging.getLogger("benchmark")
@@ -19,15 +20,15 @@ SYSTEMS: list[ChancySystem] = []  # the one of this process: a job is found by i
 
 
 @job()
-async def once(*, number: int = -1) -> None:
+async def once(*, number: int = -1, text: str = "") -> None:
     SYSTEMS[0].note(number)
 
 
 @job()
-async def chain(*, left: int) -> None:
+async def chain(*, left: int, text: str) -> None:
     SYSTEMS[0].note()
     if left > 1:
-        await SYSTEMS[0].chancy.push(chain.job.with_kwargs(left=left - 1))
+        await SYSTEMS[0].chancy.push(chain.job.with_kwargs(left=left - 1, text=text))
 
 
 @job()
@@ -46,8 +47,8 @@ class ChancySystem(System):
     )
     knobs = {"concurrency": 500, "flush": 0.1}  # noqa: RUF012 - the base class says what it is
     scale = 0.5
-    notes = {  # noqa: RUF012 - the same
-        "three_steps": "a chain of three jobs: each enqueues the next, and its own end is written later",
+    notes = CHAINED | {
+        "timer": "a delayed job; it polls for those, at the shortest every second (its default is 5 s)",
         "families": "a workflow of 101 jobs, the last of which depends on all others; all are given at the start",
     }
     left = (
@@ -55,17 +56,18 @@ class ChancySystem(System):
         " + (select count(*) from chancy_workflows where state <> 'completed')"
     )
 
+    async def install(self) -> None:
+        queue = Queue(
+            "default", concurrency=int(self.knob["concurrency"]), executor=Chancy.Executor.Async, eager_polling=True,
+            polling_interval=1 if self.workload == "timer" else 5,
+        )  # fmt: skip
+        async with self.connected() as chancy:
+            await chancy.migrate()
+            await chancy.declare(queue, upsert=True)
+
     async def open(self) -> None:
         SYSTEMS.append(self)
         self.chancy = await self.connected().__aenter__()
-        await self.chancy.migrate()
-        await self.chancy.declare(
-            Queue(
-                "default", concurrency=int(self.knob["concurrency"]), executor=Chancy.Executor.Async,
-                eager_polling=True,
-            ),
-            upsert=True,
-        )  # fmt: skip
 
     async def close(self) -> None:
         await self.chancy.__aexit__(None, None, None)
@@ -89,10 +91,15 @@ class ChancySystem(System):
         await self.chancy.push(once.job.with_kwargs(number=number))
 
     async def start_many(self, number: int) -> None:
-        await self._push([once.job] * number)
+        await self._push([once.job.with_kwargs(text=self.text) if self.text else once.job] * number)
 
-    async def start_chains(self, number: int) -> None:
-        await self._push([chain.job.with_kwargs(left=3)] * number)
+    async def start_later(self, number: int, seconds: float) -> None:
+        self.delay(number, seconds)
+        at = datetime.now(UTC) + timedelta(seconds=seconds)
+        await self.chancy.push(once.job.with_kwargs(number=number).with_scheduled_at(at))
+
+    async def start_chains(self, number: int, steps: int) -> None:
+        await self._push([chain.job.with_kwargs(left=steps, text=self.text)] * number)
 
     async def start_families(self, parents: int, children: int) -> None:
         names = [f"child-{number}" for number in range(children)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from benchmarks.peers.contract import System
 from benchmarks.peers.timing import PARKED, TASKS, main
 
 QUEUE = "benchmark"
+WAITING = ("parked", "signal_latency", "timer")
 PATIENCE = 300.0  # seconds that something parked waits at most
 
 
@@ -32,18 +34,22 @@ class Dbos(System):
         "start_many": "it has no bulk start: single enqueues in one transaction",
         "families": "children are started directly in the process, not through the queue",
         "parked": "one message each, by `send_bulk`",
+        "signal_latency": "the worker is told of the message by the database, the client polls every 10 ms",
+        "timer": "a durable sleep, which holds a thread of the worker",
     }
     left = "select count(*) from dbos.workflow_status where status <> 'SUCCESS'"
 
+    async def install(self) -> None:
+        await asyncio.to_thread(DBOS.migrate, self.url)
+
     async def open(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * TASKS))  # its client works in these
-        await asyncio.to_thread(DBOS.migrate, self.url)
         self.client = await asyncio.to_thread(
             DBOSClient, system_database_url=self.url, system_database_pool_size=TASKS, application_name=QUEUE
         )
         await asyncio.to_thread(
             self.client.register_queue, QUEUE, polling_interval_sec=self.knob["poll"],
-            worker_concurrency=PARKED if self.workload == "parked" else int(self.knob["concurrency"]),
+            worker_concurrency=PARKED if self.workload in WAITING else int(self.knob["concurrency"]),
         )  # fmt: skip
         self.waiting: list[str] = []
         self.register()
@@ -53,17 +59,24 @@ class Dbos(System):
 
     def register(self) -> None:
         @DBOS.step(name="step")
-        def step() -> None:
+        def step() -> str | None:
             self.note()
+            return self.text or None
 
         @DBOS.workflow(name="once")
-        def once(number: int) -> None:
+        def once(number: int, text: str = "") -> None:
             self.note(number)
 
         @DBOS.workflow(name="chain")
-        def chain() -> None:
-            for _ in range(3):
+        def chain(steps: int, text: str) -> None:
+            for _ in range(steps):
                 step()
+
+        @DBOS.workflow(name="later")
+        def later(number: int, seconds: float) -> None:
+            self.delay(number, seconds)
+            DBOS.sleep(seconds)
+            self.note(number)
 
         @DBOS.workflow(name="family")
         def family(children: int) -> None:
@@ -80,7 +93,7 @@ class Dbos(System):
     async def working(self) -> AsyncIterator[None]:
         config: DBOSConfig = {
             "name": QUEUE, "system_database_url": self.url, "sys_db_pool_size": int(self.knob["pool"]),
-            "log_level": "ERROR",
+            "log_level": "ERROR", "executor_id": str(os.getpid()),
         }  # fmt: skip
         DBOS(config=config)
         await asyncio.to_thread(DBOS.launch)
@@ -93,10 +106,13 @@ class Dbos(System):
         await self.client.enqueue_async({"workflow_name": "once", "queue_name": QUEUE}, number)
 
     async def start_many(self, number: int) -> None:
-        await self._enqueue("once", number, -1)
+        await self._enqueue("once", number, -1, *([self.text] if self.text else []))
 
-    async def start_chains(self, number: int) -> None:
-        await self._enqueue("chain", number)
+    async def start_later(self, number: int, seconds: float) -> None:
+        await self.client.enqueue_async({"workflow_name": "later", "queue_name": QUEUE}, number, seconds)
+
+    async def start_chains(self, number: int, steps: int) -> None:
+        await self._enqueue("chain", number, steps, self.text)
 
     async def start_families(self, parents: int, children: int) -> None:
         await self._enqueue("family", parents, children)
@@ -110,7 +126,14 @@ class Dbos(System):
     async def wake(self) -> None:
         await self.client.send_bulk_async([SendMessage(waiting, "go", "go") for waiting in self.waiting])
 
-    async def _enqueue(self, name: str, number: int, *arguments: int) -> None:
+    async def signal(self, number: int) -> None:
+        await self.client.send_async(self.waiting[number], "go", "go")
+
+    async def ended(self, number: int) -> None:
+        handle = await self.client.retrieve_workflow_async(self.waiting[number])
+        await handle.get_result(polling_interval_sec=self.knob["poll"])
+
+    async def _enqueue(self, name: str, number: int, *arguments: int | str) -> None:
         def enqueue_all() -> None:
             with self.client._sys_db.engine.begin() as connection:  # noqa: SLF001 - any engine on its database would do
                 for _ in range(number):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from itertools import cycle
 
 import asyncpg
@@ -13,8 +14,8 @@ from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
-from benchmarks.peers.contract import System
-from benchmarks.peers.timing import main
+from benchmarks.peers.contract import CHAINED, System
+from benchmarks.peers.timing import FAST_POLL, main
 
 CHUNK = 5_000
 
@@ -28,13 +29,19 @@ class PgQueuerSystem(System):
         "client; `batch_size` {batch}, no limit of concurrency; durability as installed (all tables logged)"
     )
     knobs = {"batch": 1_000, "connections": 5, "clients": 10}  # noqa: RUF012 - the base class says what it is
-    notes = {"three_steps": "a chain of three jobs: each enqueues the next, and its own end is written later"}  # noqa: RUF012 - the same
+    notes = CHAINED | {
+        "timer": "a delayed job; 10 ms at least between two looks (its `min_dequeue_poll_interval` is 100 ms)"
+    }
     left = "select count(*) from pgqueuer"
+
+    async def install(self) -> None:
+        connection = await asyncpg.connect(self.url)
+        await Queries(AsyncpgDriver(connection)).install()
+        await connection.close()
 
     async def open(self) -> None:
         self.connections = [await asyncpg.connect(self.url) for _ in range(int(self.knob["clients"]))]
         self.clients = cycle([Queries(AsyncpgDriver(connection)) for connection in self.connections])
-        await self.queries.install()
 
     async def close(self) -> None:
         for connection in self.connections:
@@ -49,6 +56,8 @@ class PgQueuerSystem(System):
     async def working(self) -> AsyncIterator[None]:
         async with self.worker() as worker:
             self.register(worker)
+            if self.workload == "timer":
+                worker.qm.min_dequeue_poll_interval = timedelta(seconds=FAST_POLL)
             running = asyncio.create_task(worker.run(batch_size=int(self.knob["batch"])))
             try:
                 yield
@@ -72,28 +81,39 @@ class PgQueuerSystem(System):
     def register(self, worker: PgQueuer) -> None:
         @worker.entrypoint("once")
         async def once(job: Job) -> None:
-            self.note(int(job.payload or b"-1"))
+            self.note(first_number(job))
 
         @worker.entrypoint("chain")
         async def chain(job: Job) -> None:
             self.note()
-            left = int(job.payload or b"1")
+            left = first_number(job)
             if left > 1:
-                await self.queries.enqueue("chain", b"%d" % (left - 1))
+                await self.queries.enqueue("chain", self.payload(left - 1))
+
+    def payload(self, number: int) -> bytes:
+        return f"{number} {self.text}".encode()
 
     async def start(self, number: int) -> None:
-        await self.queries.enqueue("once", b"%d" % number)
+        await self.queries.enqueue("once", self.payload(number))
 
     async def start_many(self, number: int) -> None:
-        await self._enqueue("once", b"-1", number)
+        await self._enqueue("once", self.payload(-1), number)
 
-    async def start_chains(self, number: int) -> None:
-        await self._enqueue("chain", b"3", number)
+    async def start_later(self, number: int, seconds: float) -> None:
+        self.delay(number, seconds)
+        await self.queries.enqueue("once", self.payload(number), execute_after=timedelta(seconds=seconds))
+
+    async def start_chains(self, number: int, steps: int) -> None:
+        await self._enqueue("chain", self.payload(steps), number)
 
     async def _enqueue(self, name: str, payload: bytes, number: int) -> None:
         for first in range(0, number, CHUNK):
             some = min(CHUNK, number - first)
             await self.queries.enqueue([name] * some, [payload] * some, [0] * some)
+
+
+def first_number(job: Job) -> int:
+    return int((job.payload or b"-1").partition(b" ")[0])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from benchmarks.peers.contract import System
@@ -15,6 +16,7 @@ from stepwell import Await, Context, Done, Engine, Machine, Next, Spawn, step
 @dataclass
 class Number:
     number: int = -1
+    text: str = ""
 
 
 class Once(Machine, state=Number):
@@ -77,9 +79,11 @@ class Stepwell(System):
     knobs = {"slots": 500}  # noqa: RUF012 - the base class says what it is
     left = "select count(*) from stepwell.instances where status <> 'done'"
 
+    async def install(self) -> None:
+        await Engine(self.url, machines=MACHINES).migrate()
+
     async def open(self) -> None:
         self.client = Engine(self.url, machines=MACHINES)
-        await self.client.migrate()
         await self.client.__aenter__()
 
     async def close(self) -> None:
@@ -96,10 +100,14 @@ class Stepwell(System):
         await self.client.start(Once, Number(number))
 
     async def start_many(self, number: int) -> None:
-        await self.client.start_many([Once.child(Number())] * number)
+        await self.client.start_many([Once.child(Number(text=self.text))] * number)
 
-    async def start_chains(self, number: int) -> None:
-        await self.client.start_many([Chain.child(Number(3))] * number)
+    async def start_later(self, number: int, seconds: float) -> None:
+        self.delay(number, seconds)
+        await self.client.start(Once, Number(number), delay=timedelta(seconds=seconds))
+
+    async def start_chains(self, number: int, steps: int) -> None:
+        await self.client.start_many([Chain.child(Number(steps, self.text))] * number)
 
     async def start_families(self, parents: int, children: int) -> None:
         await self.client.start_many([Family.child(Number(children))] * parents)
@@ -110,6 +118,12 @@ class Stepwell(System):
 
     async def wake(self) -> None:
         await self.client.signal_many([(handle.id, "go") for handle in self.waiting])
+
+    async def signal(self, number: int) -> None:
+        await self.waiting[number].signal("go")
+
+    async def ended(self, number: int) -> None:
+        await self.waiting[number].result()
 
 
 if __name__ == "__main__":
