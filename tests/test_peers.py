@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from benchmarks.peers.__main__ import WORKLOADS, parse
 from benchmarks.peers.child import Answer, measure, read, started
 from benchmarks.peers.environments import REQUIREMENTS, SYSTEMS
 from benchmarks.peers.idle import count
+from benchmarks.peers.systems.stepwell import Stepwell
 from benchmarks.peers.table import NAMES, ROWS, Answers, Comparison, Limits
 from benchmarks.peers.timing import WORKLOADS as TIMED
 from tests.conftest import MakeHarness
@@ -47,6 +49,44 @@ async def test_a_system_answers_in_the_lines_of_the_contract(make_harness: MakeH
     assert answers[0].values["rate"] > 0
     assert "500 slots" in answers[0].settings
     assert answers[1].missing == "it is told of a start by the database, and does not wait for a poll"
+
+
+async def test_a_second_process_works_off_what_the_first_has_started(make_harness: MakeHarness) -> None:
+    h = await make_harness()
+    first = Stepwell(h.url, "drain_two", {})
+    await first.install()
+    await first.open()
+    await first.start_many(10)
+
+    command = [sys.executable, "-m", "benchmarks.peers.systems.stepwell", h.url, "drain_two", "--second"]
+    async with started(command) as process, asyncio.timeout(60):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ready = json.loads(await process.stdout.readline())
+        process.stdin.write(b"work\n")
+        begun = 0
+        while begun < 10:
+            begun += json.loads(await process.stdout.readline())["begun"]
+        await first.until_none(first.left)
+
+    assert ready == {"ready": True}
+    assert begun == 10
+    await first.close()
+    await first.asker.close()
+
+
+@pytest.mark.parametrize(("workload", "value"), [("drain_two", "rate"), ("signal_latency", "p99"), ("timer", "p99")])
+async def test_a_system_is_measured_by_two_processes_by_signals_and_by_timers(
+    make_harness: MakeHarness, workload: str, value: str
+) -> None:
+    h = await make_harness()
+
+    answer = await measure(
+        [sys.executable, "-m", "benchmarks.peers.systems.stepwell", h.url, workload, "--quick"], 60.0
+    )
+
+    assert answer.failed is None
+    assert answer.values[value] > 0
 
 
 async def test_a_system_that_hangs_is_cut_off_and_said_to_be() -> None:

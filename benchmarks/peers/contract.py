@@ -9,6 +9,8 @@ database, and reads JSON lines from its standard output (`say`):
     {"missing": "why"}                       instead of it: the system has no such thing
     {"ready": true}                          of `idle`: look now; it ends with its standard input
 
+For two processes it runs itself once more, with `--second`: that one only works, and says how many steps have begun.
+
 All clocks are in `timing`, the same for everybody; a system only starts, works and tells when a step begins. Both
 modules run in every environment: they need nothing but the standard library and the system's own driver.
 """
@@ -29,7 +31,7 @@ LOOK_EVERY = 0.002  # seconds between two looks at how many steps have begun
 ASK_EVERY = 0.005  # seconds between two looks into the tables, once all have begun
 LARGE = 1_000  # characters that go along with everything in a workload of 1 kB
 CHAINED = dict.fromkeys(  # the footnotes of a job queue
-    ("three_steps", "three_steps_1kb", "ten_steps", "ten_steps_1kb"),
+    ("three_steps", "three_steps_1kb", "ten_steps"),
     "a chain of jobs: each enqueues the next, and its own end is written later",
 )
 IDLE = ("idle", "latency", "timer")  # how the workloads end that leave a system idle most of the time

@@ -37,7 +37,6 @@ ROWS = (
     Row("three_steps", "rate", "three durable steps each", "steps/s"),
     Row("three_steps_1kb", "rate", "three durable steps each, 1 kB", "steps/s"),
     Row("ten_steps", "rate", "ten durable steps each", "steps/s"),
-    Row("ten_steps_1kb", "rate", "ten durable steps each, 1 kB", "steps/s"),
     Row("start", "rate", "start, one by one from 10 tasks", "starts/s"),
     Row("start_many", "rate", "start in bulk", "starts/s"),
     Row("families", "rate", "20 parents × 100 children, start to last join", "children/s"),

@@ -26,9 +26,7 @@ class Procrastinate(System):
     )
     knobs = {"workers": 8, "concurrency": 10, "pool": 20}  # noqa: RUF012 - the base class says what it is
     scale = 0.2
-    notes = CHAINED | {
-        "timer": "a delayed job; it polls for those, here every 10 ms (its default is 5 s)"
-    }
+    notes = CHAINED | {"timer": "a delayed job; it polls for those, here every 10 ms (its default is 5 s)"}
     left = "select count(*) from procrastinate_jobs where status <> 'succeeded'"
 
     async def install(self) -> None:
