@@ -53,7 +53,7 @@ class Sizes:
 
 
 async def drain(system: System, sizes: Sizes) -> Values:
-    number = sizes.of(5_000 if system.text else 10_000)
+    number = sizes.of(10_000)
     await system.start_many(number)
     return {"rate": await _work_off(system, number)}
 
@@ -68,7 +68,7 @@ async def drain_two(system: System, sizes: Sizes) -> Values:
 
 
 async def three_steps(system: System, sizes: Sizes) -> Values:
-    return await _chains(system, sizes.of(1_500 if system.text else 3_000), 3)
+    return await _chains(system, sizes.of(3_000), 3)
 
 
 async def ten_steps(system: System, sizes: Sizes) -> Values:
