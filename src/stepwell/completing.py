@@ -81,7 +81,7 @@ class Completing:
         self._group = Gatherer(
             self._complete, lambda call: len(call.text or ""), waits_a_turn=True, largest=LARGEST_GROUP, at_once=2
         )
-        self._judging = asyncio.Lock()  # by one group at a time: they would wait for each other's instances
+        self._judging = asyncio.Lock()  # by one group after another, as they came
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
         self._tried = set[int]()  # units whose question was tried the short way: who comes again needs the long one
@@ -152,8 +152,23 @@ class Completing:
         )
 
     async def _complete(self, calls: list[_Call]) -> Sequence[_Ended]:
-        """Admit answers together, each question at most once at a time; answers in the order of the calls. Those of one
-        group are looked up while those of another are judged."""
+        """Admit answers together; answers in the order of the calls. Those of one group are looked up while those of
+        the one before are judged: its turn comes by when it came, not by when it was looked up."""
+        turn = asyncio.ensure_future(self._judging.acquire())
+        try:
+            ended, waiting = await self._look_up(calls)
+            await turn
+            for round_ in _rounds(waiting):
+                ended |= await self._judge(round_)
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._judging.release()
+            else:
+                turn.cancel()
+        return [ended[place] for place in range(len(calls))]
+
+    async def _look_up(self, calls: list[_Call]) -> tuple[dict[int, _Ended], dict[int, Given]]:
+        """What is over with the look at the question, and what is to be judged, by places."""
         ended: dict[int, _Ended] = {}
         found = await self._find(calls)
         waiting: dict[int, Given] = {}
@@ -169,10 +184,7 @@ class Completing:
                 waiting[place] = self._given(call, found[place], types)
             except InvalidInput as error:
                 ended[place] = error
-        async with self._judging:
-            for round_ in _rounds(waiting):
-                ended |= await self._judge(round_)
-        return [ended[place] for place in range(len(calls))]
+        return ended, waiting
 
     async def _find(self, calls: list[_Call]) -> dict[int, Found]:
         """The questions that calls name, by their places. Each is known for one answer: if that is not taken at once,

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from stepwell import Ask, Context, Done, Machine, Outcome, Retry, Stop, step
+from stepwell import (
+    Ask,
+    Completion,
+    CompletionConflict,
+    Context,
+    Done,
+    Machine,
+    Outcome,
+    Retry,
+    Stop,
+    step,
+)
 from stepwell._runtime.filler import CHUNK
 from stepwell.completing import LARGEST_GROUP
 from stepwell.testing import Harness, armed
@@ -411,6 +422,20 @@ async def test_answers_that_do_not_go_together_are_looked_up_while_the_first_are
     await h.drain()
 
     assert await handle.result(timeout=30) == completed([*range(number)])
+
+
+async def test_of_two_answers_to_one_question_the_first_is_taken_also_if_they_do_not_go_together(h: Harness) -> None:
+    number, some = LARGEST_GROUP, 20
+    handle = await h.engine.start(Batch, {"items": [*range(number)], "window": number})
+    await h.drain()
+    ids = [str(row["id"]) for row in await questions(h, handle.id)]
+    await Tally(h.engine._opened).attach()  # with all connections open, the smaller group is looked up first
+
+    first = [h.engine.complete(interaction=id_, reply=1) for id_ in ids]
+    again = [h.engine.complete(interaction=id_, reply=2) for id_ in ids[:some]]
+    answers = await asyncio.gather(*first, *again, return_exceptions=True)
+
+    assert [type(answer) for answer in answers] == [Completion] * number + [CompletionConflict] * some
 
 
 async def test_one_item_has_its_index_and_its_reply(h: Harness) -> None:
