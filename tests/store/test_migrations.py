@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
@@ -151,6 +152,23 @@ async def stranger(server_url: str, empty_url: str) -> AsyncIterator[str]:
     await connection.close()
     yield empty_url.replace(f"//{user}@", f"//{role}@")
     await clones.query(server_url, f"drop role {role}")
+
+
+async def test_a_workers_own_role_reads_retired_keys_right_after_migration_0012(
+    empty: Database, empty_url: str, stranger: str
+) -> None:
+    """Whoever answers reads them. It has its grants on what was there before."""
+    migrate_up_to(empty_url, 11)
+    role = urlsplit(stranger).username
+    await clones.query(empty_url, f"grant select on stepwell.interactions to {role}")
+
+    await apply(empty)
+
+    right = f"has_table_privilege('{role}', 'stepwell.retired_token_keys', 'select')"
+    connection = await asyncpg.connect(empty_url)
+    assert await connection.fetchval(f"select {right}")
+    await connection.execute(f"drop owned by {role}")
+    await connection.close()
 
 
 async def test_a_role_that_may_not_create_is_told_so(stranger: str) -> None:

@@ -1234,7 +1234,7 @@ declare
   largest constant bigint := (select m.max_payload from stepwell.meta m);
   given constant jsonb := coalesce(complete.reply, 'null');
   seal constant text := encode(sha256(convert_to(complete.token, 'UTF8')), 'hex');
-  signed constant jsonb := case when complete.token is not null then stepwell._token_facts(complete.token) end;
+  signed constant jsonb := case when length(complete.token) <= 4096 then stepwell._token_facts(complete.token) end;
   signer constant text := split_part(complete.token, '.', 2);
   facts constant jsonb := case when complete.interaction is null and complete.correlation is null then signed end;
   asked record;
