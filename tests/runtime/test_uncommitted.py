@@ -9,11 +9,21 @@ import pytest
 
 from stepwell import Context, Done, Machine, step
 from stepwell._runtime.claimer import MOST_UNCOMMITTED
+from stepwell._runtime.flusher import LARGEST_TEXT
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
 
 OFTEN = timedelta(milliseconds=20)
+
+
+class Tell(Machine):
+    """Ends with a long result."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        ctx.resources.append(ctx.id)
+        return Done("x" * 1_000_000)
 
 
 class Note(Machine):
@@ -44,3 +54,21 @@ async def test_while_2_000_outcomes_wait_for_their_commit_nothing_is_claimed(
                 assert len(ran) <= MOST_UNCOMMITTED + claimed_before
             committing.release()
             await eventually(lambda: len(ran) == number)
+
+
+async def test_while_much_text_waits_for_its_commit_nothing_is_claimed(make_harness: MakeHarness) -> None:
+    """It is in memory: of results of a million characters, 2,000 would be too many."""
+    slots, most = 5, 2 * LARGEST_TEXT // 1_000_000
+    number = most + 10 * slots
+    ran: list[int] = []
+    h = await make_harness([Tell], resources=ran, prefetch=0, poll=OFTEN, max_poll=OFTEN)
+    await h.engine.start_many([Tell.child()] * number)
+
+    with armed("flusher.before_commit", hold=True) as committing:
+        async with h.engine.worker({"default": slots}) as worker:
+            await eventually(lambda: len(ran) >= most and len(ran) == worker.running)
+            with armed("timers.ticked") as ticked:
+                await ticked.reached(3)
+                assert len(ran) <= most + 4 * slots
+            committing.release()
+            await eventually(lambda: worker.tally.committed == number)

@@ -75,6 +75,7 @@ class Flusher(Service):
         self._announcer = announcer
         self._tally = tally
         self._pending: list[_Entry] = []
+        self._text = 0  # characters of what is pending; what comes again is not counted
         self._alone: set[asyncio.Task[None]] = set()
         self._apart = asyncio.Semaphore(MOST_APART)
         self._leftovers: list[int] = []  # instances that are done, with inboxes to be dropped
@@ -106,6 +107,11 @@ class Flusher(Service):
         """Outcomes submitted and not yet durable."""
         return len(self._pending) + self._flying
 
+    @property
+    def is_laden(self) -> bool:
+        """Whether what waits is more text than two commits take: it is in memory, and nothing should come to it."""
+        return self._text > 2 * LARGEST_TEXT
+
     def submit(self, commit: Commit, *, doubted: Commit | None = None) -> asyncio.Future[Verdict]:
         """Commit an outcome; the answer raises RefusedByDatabase if Postgres refuses this very one.
 
@@ -123,6 +129,7 @@ class Flusher(Service):
         if self._is_over:
             raise asyncio.CancelledError
         self._pending.append(entry)
+        self._text += entry.commit.length
         if not self._woken:
             self.wake()
 
@@ -153,12 +160,14 @@ class Flusher(Service):
         batch, text, rows = self._pending[:LARGEST_BATCH], 0, 0
         for number, entry in enumerate(batch):
             commit = entry.commit
-            text += commit.length
+            length = commit.length
             rows += 1 if commit.children is None else len(commit.children)
-            if (text > LARGEST_TEXT or rows > LARGEST_BATCH) and number:
+            if (text + length > LARGEST_TEXT or rows > LARGEST_BATCH) and number:
                 batch = batch[:number]
                 break
+            text += length
         self._pending = self._pending[len(batch) :]
+        self._text = max(self._text - text, 0) if self._pending else 0
         return batch
 
     def _one_per_row(self, batch: list[_Entry]) -> list[_Entry]:
