@@ -81,9 +81,9 @@ async def test_a_token_that_is_not_as_issued_is_refused(h: Harness, door: Python
     scheme, key_id, payload, signature = token.split(".")
     deep = base64.urlsafe_b64encode(b"[" * 60_000).decode()
     wrong = [
-        f"{scheme}.{key_id}.{deep}.{signature}", token[:-2], token + "A", f"{scheme}.{key_id}.{payload}.", f"{scheme}.{key_id}.{payload}", "x", " ",
-        "a.b.c.d", f"{scheme}.other.{payload}.{signature}", changed(token, 1, other.id), changed(token, 5, None),
-        changed(token, 0, "acme"), token.replace("sw1.", "sw2."),
+        f"{scheme}.{key_id}.{deep}.{signature}", token[:-2], token + "A", f"{scheme}.{key_id}.{payload}.",
+        f"{scheme}.{key_id}.{payload}", "x", " ", "a.b.c.d", f"{scheme}.other.{payload}.{signature}",
+        changed(token, 1, other.id), changed(token, 5, None), changed(token, 0, "acme"), token.replace("sw1.", "sw2."),
     ]  # fmt: skip
 
     for made in wrong:

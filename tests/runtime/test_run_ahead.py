@@ -247,12 +247,14 @@ async def test_it_yields_to_an_urgent_newcomer_although_no_slot_is_free(
 
 @asynccontextmanager
 async def one_without_its_slot(h: Harness, gates: Gates) -> AsyncIterator[Worker]:
-    """A worker of one slot: while a step of "ahead" is being committed, "other" begins, and keeps the slot."""
+    """A worker of one slot, with steps that were short up to now: while one of "ahead" is being committed, "other"
+    begins, and keeps the slot."""
     gates.open("ahead")
     await h.engine.start(Walk, {"left": 3}, key="ahead")
     with armed("flusher.before_commit", hold=True) as committing, armed("flusher.committed") as committed:
         async with h.engine.worker({"default": 1}) as worker:
             await committing.reached()
+            worker._lanes["default"].is_swift = True
             await h.engine.start(Walk, {"left": 0}, key="other")
             await gates.has_begun("other")
             committing.release()
@@ -261,18 +263,46 @@ async def one_without_its_slot(h: Harness, gates: Gates) -> AsyncIterator[Worker
             yield worker
 
 
-async def test_what_goes_on_waits_for_a_slot_if_another_has_its_own(make_harness: MakeHarness) -> None:
-    """And has it before what is claimed later."""
+async def test_its_slot_stays_its_own_where_steps_take_time(make_harness: MakeHarness) -> None:
+    h, resources = await walking(make_harness)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+    await h.engine.start(Walk, {"left": 1}, key="ahead")
+
+    async with h.engine.worker({"default": 1}) as worker:
+        await gates.has_begun("ahead")
+        with armed("flusher.before_commit", hold=True) as committing:
+            gates.open("ahead", "other")
+            await committing.reached()
+            assert worker._lanes.free("default") == 0
+            committing.release()
+            await h.engine.wait("ahead", timeout=30)
+
+
+async def test_what_goes_on_has_the_next_slot_before_what_is_claimed_later(make_harness: MakeHarness) -> None:
+    h, resources = await walking(make_harness)
+    gates = Gates()
+    resources["look"] = gates.pass_through
+
+    async with one_without_its_slot(h, gates):
+        await h.engine.start(Walk, {"left": 0}, key="later")
+        gates.open("other", "later")
+        await h.engine.wait("ahead", timeout=30)
+        await h.engine.wait("later", timeout=30)
+
+    assert gates.order[:3] == ["ahead", "other", "ahead"]
+
+
+async def test_what_waits_long_for_a_slot_to_go_on_is_left_to_others(make_harness: MakeHarness) -> None:
     h, resources = await walking(make_harness)
     gates = Gates()
     resources["look"] = gates.pass_through
 
     async with one_without_its_slot(h, gates) as worker:
-        await h.engine.start(Walk, {"left": 0}, key="later")
-        assert worker.running == 2
-        gates.open("other", "later")
-        await h.engine.wait("ahead", timeout=30)
-        await h.engine.wait("later", timeout=30)
+        await eventually(lambda: worker.running == 1)
+        async with h.engine.worker({"default": 1}):
+            await h.engine.wait("ahead", timeout=30)
+        gates.open("other")
 
     assert gates.order[:3] == ["ahead", "other", "ahead"]
 
@@ -291,8 +321,7 @@ async def test_what_waits_for_a_slot_to_go_on_can_be_cancelled(make_harness: Mak
     assert gates.order == ["ahead", "other"]
 
 
-async def test_what_waits_for_a_slot_to_go_on_is_not_lost_when_the_worker_ends(make_harness: MakeHarness) -> None:
-    """It has its slot, as what runs has its time to end, and goes back with the state of that step."""
+async def test_what_waits_for_a_slot_to_go_on_goes_back_when_the_worker_ends(make_harness: MakeHarness) -> None:
     h, resources = await walking(make_harness)
     gates = Gates()
     resources["look"] = gates.pass_through
@@ -302,8 +331,8 @@ async def test_what_waits_for_a_slot_to_go_on_is_not_lost_when_the_worker_ends(m
         await worker.stop()
 
     left = await h.engine.get("ahead")
-    assert (left.status, left.state) == (Status.RUNNABLE, {"left": 1})
-    assert gates.order == ["ahead", "other", "ahead"]
+    assert (left.status, left.state, left.attempt) == (Status.RUNNABLE, {"left": 2}, 0)
+    assert gates.order == ["ahead", "other"]
 
 
 async def test_a_draining_worker_goes_no_further(make_harness: MakeHarness) -> None:

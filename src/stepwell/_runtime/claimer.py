@@ -10,7 +10,7 @@ from stepwell._core.faults import Conflict, Refusal
 from stepwell._core.records import Claim
 from stepwell._core.registry import Registry
 from stepwell._runtime.flusher import AT_ONCE, Flusher
-from stepwell._runtime.intake import Intake
+from stepwell._runtime.intake import PATIENCE, Intake
 from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
@@ -43,7 +43,7 @@ class Claimer(Service):
         limiter: Limiter,
         prefetch: int,
         min_demand: int,
-        give_back: Callable[[Lane, int], Awaitable[None]],
+        give_back: Callable[[Lane, int, float], Awaitable[None]],
     ) -> None:
         super().__init__("claimer")
         self._database = database
@@ -70,8 +70,10 @@ class Claimer(Service):
         self._intake.raise_fault()
         contended = False
         for lane in self._lanes:
-            if not (lane.is_beginning or lane.is_swift) and len(lane.buffer) > self._prefetch:
-                await self._give_back(lane, self._prefetch)  # claimed ahead of steps that take longer than those before
+            # Claimed ahead of steps that take longer than those before.
+            keep = len(lane.buffer) if lane.is_beginning or lane.is_swift else self._prefetch
+            if lane.returning or len(lane.buffer) > keep:
+                await self._give_back(lane, keep, PATIENCE)
             if lane.ready and not lane.is_paused and self._lease.is_held and not self._stopping:
                 contended |= await self._fill(lane)
         return CONTENDED_PAUSE if contended else None
@@ -80,7 +82,7 @@ class Claimer(Service):
         """Claim into one lane; True if rows were there that may be claimable in a moment."""
         room = lane.demand(self._prefetch, self._min_demand)
         demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - self._flusher.waiting)
-        if demand <= 0:
+        if demand <= 0 or self._flusher.is_laden:
             return room > 0  # so it is for the flusher to go on first
         begins = self._may_begin(lane, demand)
         if begins:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -30,6 +30,13 @@ from stepwell.outcomes import AskEach
 log = logging.getLogger("stepwell")
 
 
+class Places(Protocol):
+    """Where those who run ahead leave their slots, and find others."""
+
+    def step_aside(self, hand: Hand) -> None: ...
+    def go_on(self, hand: Hand, stored: Read) -> None: ...
+
+
 class Misdirected(Exception):
     """A step was cancelled that was not meant: somebody kept the task of one that ran in it before."""
 
@@ -49,7 +56,7 @@ class Executor:
         run_ahead: int,
         caller: Caller,
         filler: Filler,
-        go_on: Callable[[Hand, Read], None],
+        places: Callable[[], Places],
     ) -> None:
         self._flusher = flusher
         self._hands = hands
@@ -60,7 +67,7 @@ class Executor:
         self._run_ahead = run_ahead
         self._caller = caller
         self._filler = filler
-        self._go_on = go_on
+        self._places = places
         self._line = Line(self._run_in_line)
         self._brought_back: set[asyncio.Task[None]] = set()  # refused commits, on their way to `handle`
 
@@ -136,7 +143,8 @@ class Executor:
         following = self._read_ahead(hand, run, commit)
         if following is not None:
             commit = replace(commit, goes_on=True)
-        if not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
+            self._places().step_aside(hand)
+        elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
             hand.leave_slot()
         self._hand_over(hand, run, commit, following)
 
@@ -158,7 +166,7 @@ class Executor:
             log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
             self._end(hand)
         else:
-            self._go_on(hand, given.following)
+            self._places().go_on(hand, given.following)
 
     def refused(self, given: Handover, error: BaseException) -> None:
         """Postgres does not take a commit: bring that to `handle`, in a task of its own."""

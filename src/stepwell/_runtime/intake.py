@@ -7,12 +7,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from time import perf_counter
 
 from stepwell import _probes
 from stepwell._core.records import Claim
 from stepwell._runtime.flusher import AT_ONCE
 from stepwell._runtime.hands import Hand, Hands
-from stepwell._runtime.lanes import Lane, Lanes
+from stepwell._runtime.lanes import Lane, Lanes, Returning
 from stepwell._runtime.loading import Loaded, load
 from stepwell._runtime.runs import Read
 from stepwell._runtime.tally import Tally
@@ -22,6 +23,8 @@ from stepwell._store.instances import Claimed
 from stepwell._store.workers import Begun
 
 log = logging.getLogger("stepwell")
+
+PATIENCE = 0.05  # seconds, of what may go on and finds no slot
 
 
 class Intake:
@@ -58,11 +61,13 @@ class Intake:
         self._fault: Exception | None = None  # to be raised
         self._is_failing = False  # since the last one that began
         self._free_slot = self._end_slot  # bound once
+        self._come_back = self._end_away
 
     def is_still(self, lane: Lane) -> bool:
         """Whether all that is claimed into this lane would begin at once: nothing runs in it, nothing waits or begins
         in any, and the last claim has left nothing behind."""
-        return not (lane.running or lane.left_behind is not None or self._beginnings or self._waiting_ids())
+        is_busy = lane.running or lane.away or lane.returning
+        return not (is_busy or lane.left_behind is not None or self._beginnings or self._waiting_ids())
 
     async def claim_at_once(
         self, worker_id: int, lane: Lane, demand: int, labels: Sequence[str], others: Sequence[str]
@@ -86,17 +91,39 @@ class Intake:
             lane.buffer.extend(taken)
             self._refill(lane)
 
+    def step_aside(self, hand: Hand) -> None:
+        """Leave a slot whose step has returned, to go on when that is committed."""
+        self._lanes[hand.claim.queue].away += 1
+        hand.leave_slot()
+        hand.free_slot = self._come_back
+
     def go_on(self, hand: Hand, stored: Read) -> None:
-        """Let an instance run ahead whose last step is committed. While it was not, others could have its slot: if none
-        is free now, it has the next one."""
+        """Let an instance go on that has stepped aside; if no slot is free, it has the next one, for a moment."""
+        hand.leave_slot()
         lane = self._lanes[hand.claim.queue]
-        if lane.running >= lane.slots:
-            hand.is_pending = True
-            lane.returning.append((hand, stored))
+        if lane.running < lane.slots:
+            self._take_slot(lane, hand, stored)
             return
+        hand.is_pending = True
+        lane.returning.append(Returning(hand, stored, perf_counter()))
+        if not lane.has_look:
+            self._look_after(lane)
+
+    def _take_slot(self, lane: Lane, hand: Hand, stored: Read) -> None:
         lane.running += 1
         hand.free_slot = self._free_slot
         self._run(hand, stored)
+
+    def _look_after(self, lane: Lane) -> None:
+        """Let those who claim look now and then at what finds no slot to go on in, as long as there is any."""
+        if lane.has_look:
+            self._on_room()
+        lane.has_look = bool(lane.returning)
+        if lane.has_look:
+            asyncio.get_running_loop().call_later(PATIENCE, self._look_after, lane)
+
+    def _end_away(self, claim: Claim) -> None:
+        self._lanes[claim.queue].away -= 1
 
     def _add(self, claim: Claim) -> bool:
         if self._hands.add(claim) is None:
@@ -129,7 +156,20 @@ class Intake:
         for suspect in suspects:  # in line, it has a slot already
             self._lanes[suspect.queue].running -= 1
         self._take_back(suspects)
-        return [*suspects, *(claim for lane in self._lanes for claim in self.unbuffered(lane))]
+        waiting = [claim for lane in self._lanes for claim in (*self.unreturned(lane), *self.unbuffered(lane))]
+        return [*suspects, *waiting]
+
+    def unreturned(self, lane: Lane, patience: float = 0.0) -> list[Claim]:
+        """Take back, for release, what has waited so long for a slot to go on in: another worker may have one, or
+        another instance be more urgent."""
+        claims, until = [], perf_counter() - patience
+        while lane.returning and lane.returning[0].since <= until:
+            hand, _, _ = lane.returning.popleft()
+            if not hand.abandoned:
+                hand.part()
+                claims.append(hand.claim)
+        self._take_back(claims)
+        return claims
 
     def unbuffered(self, lane: Lane, keep: int = 0) -> list[Claim]:
         """Take back, for release, what waits for a slot of one queue, but for the first so many."""
@@ -148,12 +188,12 @@ class Intake:
             self._leaving.add(claim.id)
 
     def _refill(self, lane: Lane) -> None:
-        """Let go on, and begin, what waits for a slot, as far as there are any. What goes on is first, also where the
-        worker ends; beginnings of one lane go one after another."""
+        """Let go on, and begin, what waits for a slot, as far as there are any. What goes on is first; beginnings of
+        one lane go one after another."""
         while lane.returning and lane.running < lane.slots:
-            hand, stored = lane.returning.popleft()
+            hand, stored, _ = lane.returning.popleft()
             if not hand.abandoned:
-                self.go_on(hand, stored)
+                self._take_slot(lane, hand, stored)
         if lane.is_beginning:
             return
         starters = []
@@ -243,9 +283,11 @@ class Intake:
             self._run(hand, loaded.beside(claim.id, state, unchecked=claim.id in begun.unchecked))
 
     def _are_over(self, claims: list[Claim]) -> bool:
-        """Whether there are such claims, and none of them has its slot any more."""
-        hands = [self._hands.get(claim.id) for claim in claims]
-        return bool(hands) and all(hand is None or hand.free_slot is None for hand in hands)
+        """Whether there are such claims, and the first step of none of them still runs."""
+        hands = [hand for claim in claims if (hand := self._hands.get(claim.id)) is not None]
+        return bool(claims) and not any(
+            hand.free_slot is self._free_slot and not hand.steps_ahead for hand in hands
+        )
 
     def _let_go(self, claim: Claim) -> None:
         self._hands.drop(claim)

@@ -6,13 +6,23 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from time import perf_counter
+from typing import NamedTuple
 
 from stepwell._core.records import Claim
 from stepwell._runtime.hands import Hand
 from stepwell._runtime.runs import Read
 
 MOST_TURNS = 100
+MOST_AWAY = 4  # for each slot: instances whose step is being committed, and that leave theirs to others
 BETWEEN_YIELDS = 0.05  # seconds; what goes back is news itself: where steps are short, each would yield to the last
+
+
+class Returning(NamedTuple):
+    """An instance that may go on, and has no slot."""
+
+    hand: Hand
+    stored: Read
+    since: float
 
 
 class Turns:
@@ -40,8 +50,8 @@ class Lane:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
     __slots__ = (
-        "buffer", "has_news", "is_bare", "is_beginning", "is_closed", "is_limited", "is_paused", "is_swift",
-        "left_behind", "queue", "ready", "returning", "running", "slots", "turns", "yielded_at",
+        "away", "buffer", "has_look", "has_news", "is_bare", "is_beginning", "is_closed", "is_limited", "is_paused",
+        "is_swift", "left_behind", "queue", "ready", "returning", "running", "slots", "turns", "yielded_at",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
@@ -49,7 +59,9 @@ class Lane:
         self.slots = slots
         self.running = 0
         self.buffer: deque[Claim] = deque()
-        self.returning: deque[tuple[Hand, Read]] = deque()  # they run ahead, and their slots were taken meanwhile
+        self.away = 0  # instances that run ahead, and whose last step is being committed
+        self.returning: deque[Returning] = deque()  # they were away, and others have their slots
+        self.has_look = False  # somebody will look after those
         self.ready = True
         self.has_news = False  # somebody has told of work since the last claim, and nobody knows how urgent it is
         self.yielded_at = float("-inf")  # when somebody last made room for such news
@@ -88,12 +100,18 @@ class Lane:
     @property
     def has_slot(self) -> bool:
         """Whether something more may begin."""
-        return self.running < self.slots and not self.is_closed
+        return self.running + self._kept < self.slots and not self.is_closed
 
     @property
     def free(self) -> int:
-        """Slots that nobody has."""
-        return self.slots - self.running - len(self.buffer) - len(self.returning)
+        """Slots that nobody has, and nobody waits for."""
+        return self.slots - self.running - self._kept - len(self.buffer) - len(self.returning)
+
+    @property
+    def _kept(self) -> int:
+        """Slots of those who are away, that are kept for them. Where steps are over as soon as they begin, they find
+        others when they come back; but not too many, so that no worker has much more than it can run."""
+        return max(self.away - MOST_AWAY * self.slots, 0) if self.is_swift else self.away
 
     def demand(self, prefetch: int, min_demand: int) -> int:
         """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for. Where

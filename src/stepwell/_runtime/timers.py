@@ -103,7 +103,7 @@ class Timers(Service):
         for lane in self._lanes.note_paused(paused):
             log.info("worker: queue %r is %s", lane.queue, "paused" if lane.is_paused else "resumed")
         for lane in self._lanes:
-            if lane.is_paused and lane.buffer:
+            if lane.is_paused and (lane.buffer or lane.returning):
                 await self._give_back(lane)
 
     def _next_pause(self, *, is_busy: bool) -> float:

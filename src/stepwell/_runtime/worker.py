@@ -99,7 +99,7 @@ class Worker:
                 caller.keep_thread,
             ), run_ahead=settings.run_ahead,
             caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
-            go_on=lambda hand, read: self._intake.go_on(hand, read),  # noqa: PLW0108 - it is made later
+            places=lambda: self._intake,
         )  # fmt: skip
         self._intake = Intake(
             database=self._database, hands=self._hands, lanes=self._lanes, tally=self.tally,
@@ -288,8 +288,9 @@ class Worker:
     def _wake_claimer(self) -> None:
         self._claimer.wake()
 
-    async def _give_back(self, lane: Lane, keep: int = 0) -> None:
-        await self._release(self._intake.unbuffered(lane, keep))
+    async def _give_back(self, lane: Lane, keep: int = 0, patience: float = 0.0) -> None:
+        """Give back what waits for a slot: to begin, but for the first so many, or so long to go on."""
+        await self._release([*self._intake.unreturned(lane, patience), *self._intake.unbuffered(lane, keep)])
 
     async def _release(self, claims: list[Any]) -> None:
         if not claims:
