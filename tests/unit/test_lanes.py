@@ -187,3 +187,19 @@ def test_turns_of_priorities_that_were_not_claimed_from_for_long_are_forgotten()
 
 def test_workers_begin_at_different_places() -> None:
     assert len({Turns().start for _ in range(20)}) == 20
+
+
+def test_who_is_away_keeps_its_slot_where_steps_take_time() -> None:
+    lane = Lane("default", 5)
+    lane.running, lane.away = 2, 3
+
+    assert (lane.free, lane.has_slot) == (0, False)
+
+
+@pytest.mark.parametrize(("away", "free"), [(3, 3), (4 * 5, 3), (4 * 5 + 2, 1), (4 * 5 + 3, 0)])
+def test_who_is_away_leaves_its_slot_to_others_where_steps_are_short(away: int, free: int) -> None:
+    """As many as the worker can run soon: those beyond keep theirs."""
+    lane = Lane("default", 5)
+    lane.is_swift, lane.running, lane.away = True, 2, away
+
+    assert (lane.free, lane.has_slot) == (free, free > 0)
