@@ -176,7 +176,7 @@ CASES = [
     *(QuestionCase("units/load", lambda given, n: (_units(given.inbox, n),), n,
                    _on(await_units="pkey", interactions="item")) for n in (1, 100)),
     *(QuestionCase("units/close", lambda given, n: (_units(given.inbox, n),), n,
-                   _on(await_units="open", interactions="item"), 60) for n in (1, 100)),
+                   _on(await_units="open", interactions="item"), 70) for n in (1, 100)),
     QuestionCase("units/release_stuck", lambda _, n: (0,), 500, _on(instances="external pkey", await_units="pkey"), 8),
     QuestionCase("units/find_stray", lambda _, n: (0,), 500,
                  _on(await_units="open", instances="pkey continuing", interactions="item queued"), 12),

@@ -265,6 +265,16 @@ async def test_a_key_is_buried_once_per_tenant(connection: asyncpg.Connection) -
     assert caught.value.constraint_name == "tombstones_pkey"
 
 
+async def test_a_key_of_tokens_is_retired_once(connection: asyncpg.Connection) -> None:
+    retire = "insert into stepwell.retired_token_keys values ('2026-10')"
+    await connection.execute(retire)
+
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await connection.execute(retire)
+
+    assert caught.value.constraint_name == "retired_token_keys_pkey"
+
+
 async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) -> None:
     add = (
         "insert into stepwell.machines (name, version, initial, queue, steps, active) "
