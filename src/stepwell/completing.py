@@ -81,7 +81,8 @@ class Completing:
         self._group = Gatherer(
             self._complete, lambda call: len(call.text or ""), waits_a_turn=True, largest=LARGEST_GROUP, at_once=2
         )
-        self._judging = asyncio.Lock()  # by one group after another, as they came
+        self._judging = asyncio.Lock()  # by one group at a time: they would wait for each other's instances
+        self._last: asyncio.Future[None] | None = None  # tells that the group that came last is judged
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
         self._tried = set[int]()  # units whose question was tried the short way: who comes again needs the long one
@@ -153,18 +154,19 @@ class Completing:
 
     async def _complete(self, calls: list[_Call]) -> Sequence[_Ended]:
         """Admit answers together; answers in the order of the calls. Those of one group are looked up while those of
-        the one before are judged: its turn comes by when it came, not by when it was looked up."""
-        turn = asyncio.ensure_future(self._judging.acquire())
+        the one before are judged."""
+        before, own = self._last, asyncio.get_running_loop().create_future()
+        self._last = own
         try:
             ended, waiting = await self._look_up(calls)
-            await turn
-            for round_ in _rounds(waiting):
-                ended |= await self._judge(round_)
+            if before is not None:
+                await before  # itself, and nothing around it: so this goes on before all those who are answered then
+            async with self._judging:
+                for round_ in _rounds(waiting):
+                    ended |= await self._judge(round_)
         finally:
-            if turn.done() and not turn.cancelled():
-                self._judging.release()
-            else:
-                turn.cancel()
+            if not own.done():
+                own.set_result(None)
         return [ended[place] for place in range(len(calls))]
 
     async def _look_up(self, calls: list[_Call]) -> tuple[dict[int, _Ended], dict[int, Given]]:
