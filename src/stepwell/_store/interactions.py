@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -109,11 +109,13 @@ async def admit(db: Database, given: Sequence[Given]) -> tuple[list[Verdict | No
             # Each is mostly held by those of its items that end, for a moment: to wait is cheaper than to come again.
             return await admit_patiently(db, given, at_most_ms=SOON_MS)
     async with db.transaction() as session:
-        return await _admit(session, given, await children.lock_parents(session, ids))
+        locked = await children.lock_parents(session, ids)
+        ready = [(place, g) for place, g in enumerate(given) if g.found.instance_id in locked]
+        return await _admit(session, len(given), _encoded(ready)) if ready else ([None] * len(given), Settled())
 
 
 async def _admit_one(db: Database, given: Given) -> tuple[list[Verdict | None], Settled]:
-    rows = await db.fetch("interactions/answer", given.found.instance_id, _ENCODER.encode([_judged(0, given)]).decode())
+    rows = await db.fetch("interactions/answer", given.found.instance_id, _encoded([(0, given)]))
     if not rows:
         return [None], Settled()
     [(verdict, problem, status, queues, transports, next_deadline)] = rows
@@ -135,25 +137,25 @@ async def admit_patiently(
 ) -> tuple[list[Verdict | None], Settled]:
     """Judge answers, no question twice, waiting for whoever holds their instances; a Contention beyond that time."""
     ids = sorted({g.found.instance_id for g in given})
+    answers = _encoded(enumerate(given))  # before anybody is locked out by it
     async with db.transaction() as session:
         if at_most_ms is not None:
             await session.run(f"set local lock_timeout = {at_most_ms}")
         await operators.lock(session, ids)
-        return await _admit(session, given, set(ids))
+        return await _admit(session, len(given), answers)
 
 
-async def _admit(
-    session: Session, given: Sequence[Given], locked: set[int]
-) -> tuple[list[Verdict | None], Settled]:
-    ready = [(place, g) for place, g in enumerate(given) if g.found.instance_id in locked]
-    if not ready:
-        return [None] * len(given), Settled()
-    answers = [_judged(place, g) for place, g in ready]
-    verdicts: list[Verdict | None] = [None] * len(given)
+def _encoded(ready: Iterable[tuple[int, Given]]) -> str:
+    return _ENCODER.encode([_judged(place, given) for place, given in ready]).decode()
+
+
+async def _admit(session: Session, number: int, answers: str) -> tuple[list[Verdict | None], Settled]:
+    """Judge answers whose instances are locked; of so many in all, by their places."""
+    verdicts: list[Verdict | None] = [None] * number
     numbers, returned, going = Counter[int](), Counter[int](), Counter[int]()
     queues: set[str] = set()
     for place, verdict, problem, status, unit_id, was_out, continues_in in await session.fetch(
-        "interactions/admit", _ENCODER.encode(answers).decode()
+        "interactions/admit", answers
     ):
         verdicts[place] = Verdict(verdict, problem, status)
         if verdict == "admitted":
