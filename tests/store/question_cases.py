@@ -172,6 +172,8 @@ CASES = [
                    label="of one unit") for n in (1, 100)),
     *(QuestionCase("units/outputs", lambda given, n: (given.big, given.big, 7, n), n, _on(instances="parent"), 5)
       for n in (1, 500)),
+    *(QuestionCase("interactions/lock", lambda given, n: (_units(given.inbox, n), "100ms"), n, _on(instances="pkey"))
+      for n in (1, 100)),
     QuestionCase("units/hold", lambda given, n: (given.big, SENDER, 1), 1, _on(instances="pkey", await_units="pkey")),
     *(QuestionCase("units/load", lambda given, n: (_units(given.inbox, n),), n,
                    _on(await_units="pkey", interactions="item")) for n in (1, 100)),

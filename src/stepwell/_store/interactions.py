@@ -139,9 +139,10 @@ async def admit_patiently(
     ids = sorted({g.found.instance_id for g in given})
     answers = _encoded(enumerate(given))  # before anybody is locked out by it
     async with db.transaction() as session:
-        if at_most_ms is not None:
-            await session.run(f"set local lock_timeout = {at_most_ms}")
-        await operators.lock(session, ids)
+        if at_most_ms is None:
+            await operators.lock(session, ids)
+        else:
+            await session.fetch("interactions/lock", ids, f"{at_most_ms}ms")
         return await _admit(session, len(given), answers)
 
 
