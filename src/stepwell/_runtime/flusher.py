@@ -61,6 +61,7 @@ class _Entry(msgspec.Struct, eq=False, gc=False):
     commit: Commit
     answer: Answer
     doubted: Commit | None  # what may have landed: an earlier try that ended without an answer
+    length: int  # of its text
     verdict: Verdict | None = None  # known; who waits may not have been told yet
     patience: float = FIRST_PATIENCE
     is_resting: bool = False  # its row is locked by somebody else; it comes back by itself
@@ -118,18 +119,18 @@ class Flusher(Service):
         With `doubted`, it is committed instead of that one, whose answer was lost, unless that one has landed.
         """
         answer = self._make_answer()
-        self._put(_Entry(commit, answer, doubted))
+        self._put(_Entry(commit, answer, doubted, commit.length))
         return answer
 
     def take_over(self, commit: Commit, answer: Answer) -> None:
         """Commit an outcome that nobody's task waits for."""
-        self._put(_Entry(commit, answer, None))
+        self._put(_Entry(commit, answer, None, commit.length))
 
     def _put(self, entry: _Entry) -> None:
         if self._is_over:
             raise asyncio.CancelledError
         self._pending.append(entry)
-        self._text += entry.commit.length
+        self._text += entry.length
         if not self._woken:
             self.wake()
 
@@ -159,13 +160,12 @@ class Flusher(Service):
         """What came first, as far as it fits into one statement, each child of a spawn being one of its rows."""
         batch, text, rows = self._pending[:LARGEST_BATCH], 0, 0
         for number, entry in enumerate(batch):
-            commit = entry.commit
-            length = commit.length
-            rows += 1 if commit.children is None else len(commit.children)
-            if (text + length > LARGEST_TEXT or rows > LARGEST_BATCH) and number:
+            children = entry.commit.children
+            rows += 1 if children is None else len(children)
+            if (text + entry.length > LARGEST_TEXT or rows > LARGEST_BATCH) and number:
                 batch = batch[:number]
                 break
-            text += length
+            text += entry.length
         self._pending = self._pending[len(batch) :]
         self._text = max(self._text - text, 0) if self._pending else 0
         return batch
