@@ -99,7 +99,7 @@ ASKING = {
     "flusher.committed": [
         Kill("plain", asked=1, attempts=None),
         Kill("token", asked=1, attempts=None),
-        Kill("each", asked=ITEMS, attempts=None),
+        Kill("each", asked=ITEMS),
     ],
     "dispatcher.claimed": [
         Kill("plain", asked=1, attempts=(2,)),
