@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
 import pytest
 
+from stepwell._core.codec import StateType
 from stepwell._core.jsonb import as_jsonb
+from stepwell._core.places import Survey
 
 
 @pytest.mark.parametrize("text", ['{"number":1,"name":"1.5"}', '{"list":[1,2.5,-0.5,null,true]}', "{}"])
@@ -20,3 +29,44 @@ def test_whole_numbers_with_an_exponent_are_whole_numbers() -> None:
     assert as_jsonb('{"a":1e17,"b":-1e22,"c":1.5,"d":1e-7,"e":-0.0}', is_mapping=False) == (
         '{"a":100000000000000000,"b":-10000000000000000000000,"c":1.5,"d":1e-7,"e":0.0}'
     )
+
+
+class Size(Enum):
+    SMALL = "small"
+
+
+class Line(msgspec.Struct):
+    article: str
+    number: int
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Loose(TypedDict):
+    number: int
+
+
+@dataclass
+class Order:
+    lines: list[Line] = field(default_factory=list)
+    size: Size = Size.SMALL
+    at: tuple[datetime, Point] | None = None
+    price: Decimal = Decimal(0)
+    tags: frozenset[str] = frozenset()
+    parts: list[Order] = field(default_factory=list)
+
+
+def test_a_type_without_mappings_and_fractions_is_read_as_it_was_written() -> None:
+    text = '{"lines":[{"number":1,"article":"1e5"}],"size":"small","tags":["b","a"]}'
+    assert StateType(Order).as_stored(text) is text
+
+
+@pytest.mark.parametrize(
+    "kind", [float, Any, object, dict[str, int], Loose, int | float, list[tuple[str, float]], msgspec.Raw]
+)
+def test_of_other_types_the_text_is_looked_at(kind: Any) -> None:
+    assert Survey(Order).exact
+    assert not Survey(msgspec.defstruct("Holder", [("lines", list[Line]), ("value", kind)])).exact

@@ -106,6 +106,7 @@ class StateType:
         _check_kind(self._kind, self._class, survey)
         self._place = survey.place
         self._risky = survey.risky
+        self._is_exact = survey.exact
         self._is_mapping = self._class is dict or isinstance(survey.node, TypedDictType)
         try:
             self._decoder = decoder_of(self._kind)
@@ -173,7 +174,7 @@ class StateType:
 
     def as_stored(self, text: str) -> str:
         """A text of ours as the database gives it back; the same object, if that is the same."""
-        return as_jsonb(text, is_mapping=self._is_mapping)
+        return text if self._is_exact else as_jsonb(text, is_mapping=self._is_mapping)
 
     def _decode_known(self, text: str) -> Any:
         """Reads with a type that forbids unknown fields; a stored one may be from when it had them."""
@@ -253,9 +254,9 @@ def _check_kind(kind: Any, cls: Any, survey: Survey) -> None:
         raise DefinitionError(f"{name} can not be a state, which has named fields; use {ALLOWED}")
 
 
-def _is_suspect(encoded: bytes) -> bool:
+def _is_suspect(text: str, encoded: bytes) -> bool:
     """Whether a NUL or too long an integer may be inside; the scan clears a string that only looks so."""
-    if b"\\" in encoded and b"\\u0000" in encoded:
+    if "\\" in text and "\\u0000" in text:
         return True
     if len(encoded) <= MAX_DIGITS:
         return False
@@ -274,8 +275,9 @@ def write(
             scan(value, place, field, thorough=False)
         if encoded is None:
             encoded = _ENCODER.encode(value)
-        suspect = _is_suspect(encoded)
-        if suspect or (not risky and b"null" in encoded):
+        text = encoded.decode()  # to look for something in bytes takes five times as long
+        suspect = _is_suspect(text, encoded)
+        if suspect or (not risky and "null" in text):
             scan(value, place, field, thorough=suspect)
         if decoder is not None:
             # Assignments are not checked; what would not decode must not be committed.
@@ -284,7 +286,7 @@ def write(
         raise
     except Exception as error:  # noqa: BLE001  serializers, properties and __post_init__ are the author's code
         raise _explain(error, value, place, field) from _original(error)
-    return encoded.decode(), again
+    return text, again
 
 
 def read(work: Callable[[Any], Any], given: object, field: str) -> Any:

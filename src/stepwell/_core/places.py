@@ -20,6 +20,9 @@ from stepwell.errors import DefinitionError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_INEXACT = (
+    inspect.DictType, inspect.TypedDictType, inspect.FloatType, inspect.AnyType, inspect.CustomType, inspect.RawType,
+)  # fmt: skip
 ALLOWED = "a dataclass, a msgspec.Struct, a TypedDict, a pydantic model or a dict"
 
 
@@ -88,10 +91,13 @@ class Survey:
 
     A type is not risky when what the encoder would change or let pass is seen without a scan: NaN comes out
     as `null`, NUL as an escape, a huge integer as a run of digits, and a wrong type does not decode again.
+    It is `exact` when its values are the same, read from their text and from the jsonb that is made of that: it has no
+    mapping, whose order changes, and no number but whole ones.
     """
 
     def __init__(self, kind: Any) -> None:
         self.risky = False
+        self.exact = True
         self._owner = getattr(kind, "__qualname__", str(kind))
         self._records: dict[int, Record] = {}
         self._unfinished: set[int] = set()
@@ -107,6 +113,7 @@ class Survey:
         return place
 
     def _fill(self, place: Place, node: inspect.Type) -> None:  # noqa: C901, PLR0912  one case per kind of type
+        self.exact = self.exact and not isinstance(node, _INEXACT)
         match node:
             case inspect.Metadata(type=inner):
                 self._fill(place, inner)

@@ -33,7 +33,7 @@ class Unfit(StepwellError):
     """This code can not run that row: it waits, with the reason, for code that can."""
 
 
-class Read(msgspec.Struct, frozen=True):
+class Read(msgspec.Struct, frozen=True, gc=False):
     """What was read for a claim before its step begins."""
 
     state: str
