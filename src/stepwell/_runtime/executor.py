@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import copy_context
 from typing import Any, Protocol
 
@@ -56,7 +56,6 @@ class Executor:
         run_ahead: int,
         caller: Caller,
         filler: Filler,
-        places: Callable[[], Places],
     ) -> None:
         self._flusher = flusher
         self._hands = hands
@@ -67,7 +66,7 @@ class Executor:
         self._run_ahead = run_ahead
         self._caller = caller
         self._filler = filler
-        self._places = places
+        self.places: Places  # to be given before anything is launched
         self._line = Line(self._run_in_line)
         self._brought_back: set[asyncio.Task[None]] = set()  # refused commits, on their way to `handle`
 
@@ -143,7 +142,7 @@ class Executor:
         following = self._read_ahead(hand, run, commit)
         if following is not None:
             commit = replace(commit, goes_on=True)
-            self._places().step_aside(hand)
+            self.places.step_aside(hand)
         elif not claim.is_suspect:  # a suspect is cleared by its commit: the next one waits for that
             hand.leave_slot()
         self._hand_over(hand, run, commit, following)
@@ -166,7 +165,7 @@ class Executor:
             log.warning("executor: %s: given up; an operator took it between two steps", hand.claim.label)
             self._end(hand)
         else:
-            self._places().go_on(hand, given.following)
+            self.places.go_on(hand, given.following)
 
     def refused(self, given: Handover, error: BaseException) -> None:
         """Postgres does not take a commit: bring that to `handle`, in a task of its own."""

@@ -99,12 +99,12 @@ class Worker:
                 caller.keep_thread,
             ), run_ahead=settings.run_ahead,
             caller=caller, filler=Filler(self._database, caller, self._notifier, self._timers.expect),
-            places=lambda: self._intake,
         )  # fmt: skip
         self._intake = Intake(
             database=self._database, hands=self._hands, lanes=self._lanes, tally=self.tally,
             launch=self._executor.launch, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
+        self._executor.places = self._intake
         limiter = Limiter(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
             expect=self._timers.expect,
