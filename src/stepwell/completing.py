@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -41,7 +42,8 @@ from stepwell.errors import (
 )
 
 PAUSES = (0.002, 0.005, 0.01, 0.02)  # seconds, before an answer waits alone for whoever holds its instance
-MOST_TRIED = 10_000  # units that are remembered
+LONG_WAY = 0.05  # seconds, for which the answers of a unit are judged fully where one of them had to be
+MOST_REMEMBERED = 10_000  # of such units
 LARGEST_GROUP = 256  # answers that are looked up, and judged, together
 
 
@@ -85,7 +87,7 @@ class Completing:
         self._last: asyncio.Future[None] | None = None  # tells that the group that came last is judged
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
-        self._tried = set[int]()  # units whose question was tried the short way: who comes again needs the long one
+        self._long_until: dict[int, float] = {}  # units of which an answer could not go the short way
 
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
@@ -219,17 +221,20 @@ class Completing:
         return ended
 
     async def _take_plain(self, round_: dict[int, Given]) -> dict[int, _Ended]:
-        """Take in what can go the short way. A unit is tried once: the one question of a plain one is then answered."""
+        """Take in what can go the short way. Who could not, and comes again, or has others behind it, goes the long one
+        for a moment."""
+        now, long_until = perf_counter(), self._long_until
         plain = [(place, given) for place, given in round_.items()
-                 if given.is_plain and given.found.unit_id not in self._tried]  # fmt: skip
+                 if given.is_plain and long_until.get(given.found.unit_id, 0.0) < now]  # fmt: skip
         if not plain:
             return {}
-        if len(self._tried) > MOST_TRIED:
-            self._tried.clear()
-        self._tried.update(given.found.unit_id for _, given in plain)
-        answers = [given for _, given in plain]
-        taken, settled = await retried(lambda: interactions.answer_plain(self._database, answers))
+        taken, settled = await retried(lambda: interactions.answer_plain(self._database, [one for _, one in plain]))
         self.settled(settled)
+        if len(taken) < len(plain):
+            if len(long_until) > MOST_REMEMBERED:
+                long_until.clear()
+            left = {given.found.unit_id for n, (_, given) in enumerate(plain) if n not in taken}
+            long_until.update(dict.fromkeys(left, perf_counter() + LONG_WAY))
         return {place: _completion(given) for n, (place, given) in enumerate(plain) if n in taken}
 
     async def _judge_fully(self, rest: dict[int, Given]) -> dict[int, _Ended]:

@@ -76,8 +76,9 @@ async def test_an_answer_is_stored_with_its_actor_and_tells_whom_it_lets_go_on(h
 
 
 async def test_an_answer_that_is_refused_costs_one_statement_more_and_the_next_one_does_not(
-    h: Harness
+    h: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(completing, "LONG_WAY", 60.0)
     [id_] = await asked_by(h, Expense, {})
     await complete(h, id_)
 
@@ -122,36 +123,52 @@ async def test_an_answer_whose_type_only_the_database_knows_is_judged_there(h: H
         assert await spent(tally, ALONE) == [FIND, ALONE]
 
 
-async def test_a_unit_of_many_questions_is_tried_once(h: Harness, tally: Tally) -> None:
-    first, second, *rest = await asked_by(h, Batch, {"items": [1, 2, 3, 4]})
+async def test_a_unit_of_many_questions_goes_the_short_way_too(h: Harness, tally: Tally) -> None:
+    first, *rest = await asked_by(h, Batch, {"items": [1, 2, 3, 4]})
     tally.clear()
 
     await complete(h, first, reply=1)
-    once = await spent(tally, ALONE)
-    tally.clear()
-    await complete(h, second, reply=1)
-    after = await spent(tally, ALONE)
+    once = await spent(tally, SHORT)
     tally.clear()
     await complete(h, *rest, reply=1)
 
-    assert (once, after) == ([FIND, SHORT, ALONE], [FIND, ALONE])
-    assert await spent(tally, "COMMIT") == [FIND, *LONG]
+    assert once == await spent(tally, SHORT) == [FIND, SHORT]
     assert (await h.drain()).total == 1
 
 
-async def test_what_was_tried_is_forgotten_before_it_is_much(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completing, "MOST_TRIED", 2)
+@pytest.mark.parametrize(("moment", "second"), [(60.0, [FIND, ALONE]), (0.0, [FIND, SHORT, ALONE])])
+async def test_a_unit_that_has_more_to_ask_goes_the_long_way_for_a_moment(
+    h: Harness, tally: Tally, monkeypatch: pytest.MonkeyPatch, moment: float, second: list[str]
+) -> None:
+    monkeypatch.setattr(completing, "LONG_WAY", moment)
+    ids = await asked_by(h, Batch, {"items": [1, 2, 3, 4], "window": 2})
+    sent = []
+    for id_ in ids[:2]:
+        tally.clear()
+        await complete(h, id_, reply=1)
+        sent.append(await spent(tally, ALONE))
+
+    assert sent == [[FIND, SHORT, ALONE], second]
+    await complete(h, *ids[2:], reply=1)
+    assert (await h.drain()).total == 1
+
+
+async def test_units_that_go_the_long_way_are_forgotten_before_they_are_many(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completing, "MOST_REMEMBERED", 2)
     ids = await asked_by(h, Expense, {}, 7)
+    await complete(h, *ids)
 
     for id_ in ids:
         await complete(h, id_)
 
-    assert len(h.engine._client.completing._tried) <= 3
+    assert 0 < len(h.engine._client.completing._long_until) <= 3
 
 
 async def test_plain_answers_beside_others_go_their_way_and_everybody_gets_his_own(h: Harness, tally: Tally) -> None:
     plain = await asked_by(h, Expense, {}, 3)
-    items = [id_ for id_ in await asked_by(h, Batch, {"items": [1, 2]}) if id_ not in plain]
+    items = [id_ for id_ in await asked_by(h, Batch, {"items": [1, 2, 3], "window": 2}) if id_ not in plain][:2]
     await complete(h, plain[0])
     tally.clear()
 
@@ -159,7 +176,7 @@ async def test_plain_answers_beside_others_go_their_way_and_everybody_gets_his_o
 
     assert [one.is_duplicate for group in ended for one in group] == [True, False, False, False, False]
     assert await spent(tally, "COMMIT") == [FIND, SHORT, *LONG]
-    assert (await h.drain()).total == 4
+    assert (await h.drain()).total == 3
 
 
 async def test_an_answer_that_postgres_refuses_takes_nothing_back_from_its_neighbours(h: Harness) -> None:
@@ -186,7 +203,7 @@ async def test_of_answers_of_one_moment_those_that_are_taken_are_told_so_whateve
 ) -> None:
     """The connection is lost after the short way and before the long one: nobody knows of the second answer."""
     [plain] = await asked_by(h, Expense, {"amount": 3})
-    [item] = [id_ for id_ in await asked_by(h, Batch, {"items": [1]}) if id_ != plain]
+    item, _ = [id_ for id_ in await asked_by(h, Batch, {"items": [1, 2], "window": 1}) if id_ != plain]
     async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Expense, Batch]) as engine:
         loss = proxy.lose(part, statement(ALONE))
         given = (engine.complete(interaction=id_, reply=reply) for id_, reply in ((plain, YES), (item, 1)))

@@ -37,6 +37,17 @@ select md5('q' || n)::uuid, md5('c' || n)::uuid, n, n, now(), now() + interval '
        'dispatched', 'k', '1'
 from unnest($1::integer[]) n
 """
+_MANY = """
+with asked as (
+  insert into stepwell.interactions (id, correlation, unit_id, instance_id, item, created_at, next_at, tenant,
+                                     transport, status, idempotency_key, request)
+  select md5('q' || n)::uuid, md5('c' || n)::uuid, 1, 1, n, now(), now(), '', 'inbox', 'dispatched', 'k' || n, '1'
+  from unnest($1::integer[]) n
+)
+update stepwell.await_units
+set "window" = 10, opened = opened + cardinality($1), in_flight = in_flight + cardinality($1)
+where id = 1
+"""
 _ROWS = """
 select q.status as question, q.reply::text as reply, q.actor, u.status as unit, u.resolved, u.in_flight,
        i.status as instance
@@ -61,10 +72,11 @@ CHANGING = {  # what may become of a question: what the statement says about it,
     "is late": ("q.deadline > stepwell.now()", "interactions set deadline = created_at where unit_id"),
     "has an ended unit": ("u.status || '' = 'waiting'", f"await_units set status = 'failed', {ENDED} where id"),
     "is waited for by nobody": ("i.status || '' = 'awaiting_external'", "instances set status = 'runnable' where id"),
-    "is of an earlier unit": ("(i.await_unit_id = u.id) is true", "instances set await_unit_id = 7 where id"),
+    "is of an earlier unit": ("i.await_unit_id = u.id", "instances set await_unit_id = 7 where id"),
 }
 LASTING = {
-    "is one of several": ('u."window" is null', 'await_units set "window" = 1, opened = 2 where id'),
+    "is followed by others": ("u.in_flight = u.opened - u.resolved", "await_units set opened = 2 where id"),
+    "goes on by itself": ("u.item_step is null", "await_units set item_step = 'take' where id"),
     "needs a token": ("not u.requires_token", "await_units set requires_token = true where id"),
     "takes fewer items": (MOST, "await_units set max_items = 1 where id"),
 }
@@ -89,6 +101,21 @@ def arguments(*numbers: int) -> tuple[Any, ...]:
 async def rows(connection: asyncpg.Connection, number: int) -> tuple[Any, ...]:
     row = await connection.fetchrow(_ROWS, number)
     return tuple(row) if row else ()
+
+
+async def unit(connection: asyncpg.Connection) -> tuple[Any, ...]:
+    row = await connection.fetchrow(
+        "select u.resolved, u.in_flight, u.status as unit, i.status as instance "
+        "from stepwell.await_units u join stepwell.instances i on i.id = u.instance_id where u.id = 1"
+    )
+    return tuple(row) if row else ()
+
+
+async def let_ask(connection: asyncpg.Connection) -> None:
+    """Let the first instance be one that still asks."""
+    await connection.execute("update stepwell.instances set status = 'executing', worker_id = 1, claimed_at = now(), "
+                             "await_unit_id = null, filling_unit_id = 1 where id = 1")
+    await connection.execute("update stepwell.await_units set is_filled = false where id = 1")
 
 
 @pytest.fixture
@@ -136,7 +163,8 @@ async def test_a_question_that_is_not_plain_stays_as_it_is(alone: asyncpg.Connec
 
     assert taken == ([1], ["q2"])
     assert await rows(alone, 1) == before
-    assert await answer(alone, 1, instead=(guard, "true")) == ([0], ["q1"]), "without that guard it would be taken"
+    places, _ = await answer(alone, 1, instead=(guard, "true"))
+    assert places == [0], "without that guard it would be taken"
 
 
 @pytest.mark.parametrize("change", [change for _, change in CHANGING.values()], ids=CHANGING)
@@ -210,6 +238,52 @@ async def test_a_question_that_is_named_twice_is_answered_and_counted_once(alone
 
     assert (len(places), 1 in places, queues) == (2, True, ["q1", "q2"])
     assert await rows(alone, 1) == ANSWERED
+
+
+async def test_a_unit_of_many_ends_with_its_last_answer(alone: asyncpg.Connection) -> None:
+    await alone.execute(_MANY, [11, 12, 13])
+
+    assert await answer(alone, 12, 2, 1) == ([0, 1, 2], ["q2"])
+    assert await unit(alone) == (2, 2, "waiting", "awaiting_external")
+    assert await answer(alone, 13, 11) == ([0, 1], ["q1"])
+    assert await unit(alone) == (4, 0, "completed", "runnable")
+
+
+async def test_an_instance_that_still_asks_goes_on_asking(alone: asyncpg.Connection) -> None:
+    await let_ask(alone)
+
+    assert await answer(alone, 1) == ([0], [])
+    assert await unit(alone) == (1, 0, "waiting", "executing")
+
+
+async def test_an_instance_that_parks_meanwhile_goes_on(url: str, others: asyncpg.Connection) -> None:
+    """Two connections: to the snapshot it still asks; it has asked its last question when the answer is taken."""
+    await let_ask(others)
+    async with gate_before(url, 2) as gate:
+        answering = await gate.send("interactions/answer_plain", *arguments(2, 1))
+        await others.execute("update stepwell.instances set status = 'awaiting_external', worker_id = null, "
+                             "claimed_at = null, await_unit_id = 1, filling_unit_id = null where id = 1")
+        await others.execute("update stepwell.await_units set is_filled = true where id = 1")
+        await gate.open()
+        [taken] = await answering
+
+    assert (sorted(taken["places"]), sorted(taken["queues"])) == ([0, 1], ["q1", "q2"])
+    assert await unit(others) == (1, 0, "completed", "runnable")
+
+
+async def test_of_a_unit_that_others_count_at_meanwhile_no_answer_is_lost(
+    url: str, others: asyncpg.Connection
+) -> None:
+    """Two connections: what was answered after the snapshot is counted, and the last answer ends the unit."""
+    await others.execute(_MANY, [11, 12])
+    async with gate_before(url, 2) as gate:
+        answering = await gate.send("interactions/answer_plain", *arguments(2, 1, 11))
+        assert await answer(others, 12) == ([0], [])
+        await gate.open()
+        [taken] = await answering
+
+    assert (sorted(taken["places"]), sorted(taken["queues"])) == ([0, 1, 2], ["q1", "q2"])
+    assert await unit(others) == (3, 0, "completed", "runnable")
 
 
 async def test_of_two_questions_of_one_instance_the_one_it_waits_for_is_taken(alone: asyncpg.Connection) -> None:
