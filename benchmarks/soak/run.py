@@ -44,6 +44,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--run-ahead", type=int, default=16)
     parser.add_argument("--retention", type=float, default=30.0, help="seconds")
     parser.add_argument("--prune", type=float, default=5.0, help="seconds between two looks for what to prune")
+    parser.add_argument("--warm-up", type=float, default=50.0, help="seconds before the first step that counts: the "
+                        "first ones are pruned then, and vacuum has been there")
     parser.add_argument("--processes", type=int, default=1, help="workers, each in a process of its own")
     parser.add_argument("--backlog", type=int, default=5_000, help="instances that wait or run at most")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.OPTION=VALUE", help="try another setting")
@@ -85,7 +87,7 @@ class Soak:
         return (
             f"{options.steps:,} steps of instances of {options.length} steps, run_ahead {options.run_ahead}, retention "
             f"{options.retention:g} s, prune {options.prune:g} s, {options.processes} worker process(es), at most "
-            f"{options.backlog:,} unfinished"
+            f"{options.backlog:,} unfinished, after {options.warm_up:g} s of the same"
         )
 
     async def _prepare(self, url: str) -> None:
@@ -98,25 +100,29 @@ class Soak:
 
     async def _soak(self, url: str, watcher: asyncpg.Connection) -> None:
         options = self._options
-        origin = str(await watcher.fetchval("select pg_current_wal_insert_lsn()::text"))
         settings = {"run_ahead": options.run_ahead, "retention": options.retention, "prune": options.prune}
         engine = Engine(url, machines=machines.ALL)
         async with engine, Workers(url, options.processes, settings) as workers:
-            began = perf_counter()
-            cores = Cores()
-            first = await cores.look(watcher, workers.pids)
-            self._samples.append(await look(watcher, Count.name, 0, 0.0, origin, first))
             feeder = asyncio.create_task(self._feed(engine, workers))
             try:
-                while (last := self._samples[-1].steps) < options.steps:
-                    await reached(workers, min(last + options.every, options.steps), feeder)
-                    passed = perf_counter() - began
-                    cpu = await cores.look(watcher, workers.pids)
-                    self._samples.append(await look(watcher, Count.name, workers.committed, passed, origin, cpu))
-                    part = Part.between(self._samples[-2], self._samples[-1:])
-                    say(f"[{passed:.0f} s] {' | '.join(cells(part))}")
+                await asyncio.wait([feeder], timeout=options.warm_up)
+                await self._count(watcher, workers, feeder)
             finally:
                 feeder.cancel()
+
+    async def _count(self, watcher: asyncpg.Connection, workers: Workers, feeder: asyncio.Task[None]) -> None:
+        """Take a sample every so many steps, until there were all."""
+        origin = str(await watcher.fetchval("select pg_current_wal_insert_lsn()::text"))
+        began, before, cores = perf_counter(), workers.committed, Cores()
+        first = await cores.look(watcher, workers.pids)
+        self._samples.append(await look(watcher, Count.name, 0, 0.0, origin, first))
+        while (last := self._samples[-1].steps) < self._options.steps:
+            await reached(workers, before + min(last + self._options.every, self._options.steps), feeder)
+            passed = perf_counter() - began
+            cpu = await cores.look(watcher, workers.pids)
+            self._samples.append(await look(watcher, Count.name, workers.committed - before, passed, origin, cpu))
+            part = Part.between(self._samples[-2], self._samples[-1:])
+            say(f"[{passed:.0f} s] {' | '.join(cells(part))}")
 
     async def _feed(self, engine: Engine, workers: Workers) -> None:
         """Keep a bounded backlog: what has been started and has not all its steps behind it."""
