@@ -257,12 +257,13 @@ async def test_an_instance_that_still_asks_goes_on_asking(alone: asyncpg.Connect
 
 
 async def test_an_instance_that_parks_meanwhile_goes_on(url: str, others: asyncpg.Connection) -> None:
-    """Two connections: to the snapshot it still asks; it has asked its last question when the answer is taken."""
+    """Two connections: to the snapshot it still asks, with a slot; it has asked everything when the answer is taken."""
     await let_ask(others)
+    await others.execute("update stepwell.instances set concurrency_limit = 'l', slot = 1 where id = 1")
     async with gate_before(url, 2) as gate:
         answering = await gate.send("interactions/answer_plain", *arguments(2, 1))
         await others.execute("update stepwell.instances set status = 'awaiting_external', worker_id = null, "
-                             "claimed_at = null, await_unit_id = 1, filling_unit_id = null where id = 1")
+                             "claimed_at = null, slot = null, await_unit_id = 1, filling_unit_id = null where id = 1")
         await others.execute("update stepwell.await_units set is_filled = true where id = 1")
         await gate.open()
         [taken] = await answering

@@ -54,7 +54,6 @@ class Order:
     lines: list[Line] = field(default_factory=list)
     size: Size = Size.SMALL
     at: tuple[datetime, Point] | None = None
-    price: Decimal = Decimal(0)
     tags: frozenset[str] = frozenset()
     parts: list[Order] = field(default_factory=list)
 
@@ -65,7 +64,7 @@ def test_a_type_without_mappings_and_fractions_is_read_as_it_was_written() -> No
 
 
 @pytest.mark.parametrize(
-    "kind", [float, Any, object, dict[str, int], Loose, int | float, list[tuple[str, float]], msgspec.Raw]
+    "kind", [float, Decimal, Any, object, dict[str, int], Loose, int | float, list[tuple[str, float]], msgspec.Raw]
 )
 def test_of_other_types_the_text_is_looked_at(kind: Any) -> None:
     assert Survey(Order).exact

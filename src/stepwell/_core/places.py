@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _INEXACT = (
-    inspect.DictType, inspect.TypedDictType, inspect.FloatType, inspect.AnyType, inspect.CustomType, inspect.RawType,
+    inspect.DictType, inspect.TypedDictType, inspect.FloatType, inspect.DecimalType, inspect.AnyType,
+    inspect.CustomType, inspect.RawType,
 )  # fmt: skip
 ALLOWED = "a dataclass, a msgspec.Struct, a TypedDict, a pydantic model or a dict"
 
@@ -91,8 +92,9 @@ class Survey:
 
     A type is not risky when what the encoder would change or let pass is seen without a scan: NaN comes out
     as `null`, NUL as an escape, a huge integer as a run of digits, and a wrong type does not decode again.
-    It is `exact` when its values are the same, read from their text and from the jsonb that is made of that: it has no
-    mapping, whose order changes, and no number but whole ones.
+    It is `exact` when its values are equal, read from their text and from the jsonb that is made of that: it has no
+    mapping, whose order changes, and no number but whole ones. (A decimal is written as a string, but a float that was
+    assigned in its place is a number.)
     """
 
     def __init__(self, kind: Any) -> None:

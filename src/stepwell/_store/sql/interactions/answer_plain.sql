@@ -4,8 +4,8 @@
 -- Keeps: question, unit and instance change all three, or none: `held` locks them before one is written, and judges the
 --   newest version of each, whatever was committed since the snapshot. The rest is what settle.sql does at such a unit:
 --   it ends with its last answer, and its instance goes on; one that still asks goes on when it has asked everything.
---   (One that has parked since the snapshot has no worker. It had one then, and Postgres looks whether such a row could
---   be runnable before it finds the newer one.)
+--   (One that has parked since the snapshot has no worker and no slot. It had them then, and Postgres looks whether
+--   such a row could be runnable before it finds the newer one.)
 --   Nobody is waited for: if one of the three is held, also by a dispatcher for a moment, the answer goes the long way.
 -- Index: the primary keys (|| '': no other; is true: no way from an instance to its unit).
 -- Locks: the instances, units and questions, skip locked.
@@ -47,7 +47,8 @@ with given as materialized (
   returning u.instance_id, u.status
 ), woken as (
   update stepwell.instances i
-  set status = 'runnable', due_at = stepwell.now(), updated_at = stepwell.now(), worker_id = null, claimed_at = null
+  set status = 'runnable', due_at = stepwell.now(), updated_at = stepwell.now(), worker_id = null, claimed_at = null,
+      slot = null
   from ended e
   where e.status = 'completed' and i.id = any (array[e.instance_id])
   returning i.queue
