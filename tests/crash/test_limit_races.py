@@ -191,6 +191,22 @@ async def test_two_who_need_the_same_limits_in_different_orders_do_not_deadlock(
     assert len([id_ for answer in answers for id_ in answer]) == 2
 
 
+async def test_who_claims_beside_an_admission_that_waits_for_its_limit_finds_other_rows(race: Race) -> None:
+    busy, waiting, claiming = await race.session(), await race.session(), await race.session()
+    first, second = await two_that_need(race, concurrency_limit="l")
+    worker_id = await race.worker(busy)
+    await busy.begin()
+    await limits.free(busy, ["l"])  # type: ignore[arg-type]
+
+    over = await race.blocked(waiting, admitted(waiting, worker_id, first))
+    claimed = await instances.claim(claiming, worker_id, "default", 1, ["Plain@1"])  # type: ignore[arg-type]
+
+    assert [row.id for row in claimed.limited] == [second]
+    assert await admitted(claiming, worker_id, first) == [], "it does not wait for what is in other hands"
+    await busy.commit()
+    assert await over == [first]
+
+
 async def change(session: Session, **new: int) -> set[str]:
     return await limits.change(session, "concurrency", "l", new["n"], None, None, None)  # type: ignore[arg-type]
 

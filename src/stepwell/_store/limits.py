@@ -57,6 +57,8 @@ async def admit(db: Database, worker_id: int, queue: str, ids: Sequence[int]) ->
     """Claim those of the rows that may run by their limits, and put the others aside."""
     async with db.transaction() as session:
         locked = {(kind, key) for kind, key, _ in await session.fetch("limits/lock_rows", ids)}
+        if not locked:
+            return Admitted([], [], len(ids), [], None)
         candidates, gates, buckets = _seen(await session.fetch("limits/look", ids, queue))
         ready = [row for row in candidates if _is_locked(row, locked)]
         decided = decide(ready, gates, buckets)

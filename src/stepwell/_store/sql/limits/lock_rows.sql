@@ -1,14 +1,18 @@
--- Lock every limit, of slots or of tokens, that the given rows need, before they are looked at.
+-- Lock rows that may be admitted, and then every limit, of slots or of tokens, that they need, before both are looked at.
 -- Keeps: whoever admits, holds, frees or lets flow takes this lock first, and looks with a snapshot taken after it. Who
 --   admits also shares the lock of the limit's name, which is of all its parts; limits/lock_name.sql takes that alone:
 --   so when a change of the limit is answered, nobody admits by the old one any more.
--- Index: the primary key.
--- Locks: one advisory lock per name, then one per limit, each in the order of their hashes, held to the commit.
--- Returns: what was locked; a row that needs another limit by now is left alone.
+--   Whoever claims meanwhile passes these rows over, and finds others: it need not wait for a look at the same ones.
+-- Index: the primary key (|| '': no other).
+-- Locks: the rows, skip locked; then one advisory lock per name, then one per limit, each in the order of their hashes,
+--   held to the commit. Nobody waits for a row while it holds a limit.
+-- Returns: what was locked; nothing if none of the rows may be admitted any more, or all are in other hands. A row that
+--   needs another limit by now is left alone.
 with needed as materialized (
   select i.concurrency_limit, i.rate_limit
   from stepwell.instances i
-  where i.id = any ($1::bigint[])
+  where i.id = any ($1::bigint[]) and i.status || '' = 'runnable' and i.hold is null
+  for no key update of i skip locked
 ), names as materialized (
   select distinct n.kind, n.key, hashtextextended('stepwell:' || n.kind || ':' || n.key, 0) as hash
   from needed d
