@@ -163,7 +163,7 @@ async def test_units_that_go_the_long_way_are_forgotten_before_they_are_many(
     for id_ in ids:
         await complete(h, id_)
 
-    assert 0 < len(h.engine._client.completing._long_until) <= 3
+    assert 0 < len(h.engine._client.completing._long) <= 3
 
 
 async def test_plain_answers_beside_others_go_their_way_and_everybody_gets_his_own(h: Harness, tally: Tally) -> None:

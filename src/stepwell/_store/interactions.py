@@ -36,7 +36,6 @@ class Found(msgspec.Struct, frozen=True):
     reference: str
     request: str | None = None  # and the time, if a projector makes the reply
     asked_at: datetime | None = None
-    goes_on: bool = False  # its answer goes on by itself
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +52,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is left to judge about it but how its question stands, and nothing to do but to count it."""
-        return (
-            self.is_checked and self.problem is None and self.facts is None and self.token is None
-            and not self.found.goes_on
-        )  # fmt: skip
+        """Whether nothing is left to judge about it but how its question stands."""
+        return self.is_checked and self.problem is None and self.facts is None and self.token is None
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -88,8 +88,8 @@ async def road(shared_url: str) -> AsyncIterator[Road]:
         yield Road(harness, proxy, engine, there)
 
 
-async def batch(road: Road, transport: str = "inbox") -> Handle[Any]:
-    return await road.engine.start(Batch, {"items": list(range(ITEMS)), "transport": transport})
+async def batch(road: Road, transport: str = "inbox", window: int = ITEMS) -> Handle[Any]:
+    return await road.engine.start(Batch, {"items": list(range(ITEMS)), "transport": transport, "window": window})
 
 
 @PARTS
@@ -170,16 +170,19 @@ async def test_an_answer_that_is_lost_on_the_short_way_is_brought_again(road: Ro
 
 @PARTS
 @pytest.mark.parametrize(
-    ("name", "number"), [("interactions/answer", 1), ("interactions/admit", ITEMS)], ids=["alone", "together"]
+    ("name", "number", "window"),
+    [("answer_plain", 1, ITEMS), ("answer_plain", ITEMS, ITEMS), ("answer", 1, ITEMS - 1), ("admit", 2, ITEMS - 1)],
+    ids=["alone", "together", "alone, with more to ask", "together, with more to ask"],
 )
 async def test_answers_about_items_that_are_lost_are_brought_again(
-    road: Road, name: str, number: int, part: Part
+    road: Road, name: str, number: int, window: int, part: Part
 ) -> None:
-    """Scenarios 18, 35: each is counted once."""
-    run = await batch(road)
+    """Scenarios 18, 35: each is counted once, on the short way and on the long one."""
+    run = await batch(road, window=window)
     async with road.engine.worker() as worker:
-        questions = await road.out(ITEMS)
-        loss = road.lose(part, name, with_commit=number > 1)
+        await road.out(window)
+        questions = [id_ for id_, _ in await road.questions()]
+        loss = road.lose(part, f"interactions/{name}", with_commit=name == "admit")
 
         async def bring(first: int, behind: int) -> list[Any]:
             return await asyncio.gather(

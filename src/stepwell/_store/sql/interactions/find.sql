@@ -2,11 +2,10 @@
 -- both must fit.
 -- Index: the primary key (|| '': no other), interactions_correlation. Locks: none.
 -- Returns: one row per question that is there: its place in the arrays, its ids, who asked, and the reply's type; if a
---   projector makes the reply, also the request, and what time it is; and whether its answer goes on by itself.
+--   projector makes the reply, also the request, and what time it is.
 select (g.place - 1)::integer as position, q.id::text as id, q.unit_id, q.instance_id, u.machine, u.version, u.step,
        t.reference::text as reference, case when t.reference ->> 0 = 'projected' then q.request::text end as request,
-       case when t.reference ->> 0 = 'projected' then stepwell.now() end as asked_at,
-       u.item_step is not null as goes_on
+       case when t.reference ->> 0 = 'projected' then stepwell.now() end as asked_at
 from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality as g(id, correlation, tenant, place)
 cross join lateral (
   select i.*

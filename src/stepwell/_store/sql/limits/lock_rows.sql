@@ -1,4 +1,4 @@
--- Lock rows that may be admitted, and then every limit, of slots or of tokens, that they need, before both are looked at.
+-- Lock rows that may be admitted, and then every limit, of slots or of tokens, that they need: both are looked at then.
 -- Keeps: whoever admits, holds, frees or lets flow takes this lock first, and looks with a snapshot taken after it. Who
 --   admits also shares the lock of the limit's name, which is of all its parts; limits/lock_name.sql takes that alone:
 --   so when a change of the limit is answered, nobody admits by the old one any more.
