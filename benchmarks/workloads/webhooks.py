@@ -18,7 +18,7 @@ from stepwell import Engine
 from stepwell.transports import Webhook
 from stepwell.web import BearerToken, completions
 
-QUESTIONS = 2_000
+QUESTIONS = 10_000
 TOKEN = "b" * 40
 SECRET = "s" * 40
 
