@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
@@ -102,9 +103,14 @@ async def greet(name: str = "world") -> dict[str, str]:
     return {"hello": name}
 
 
+@job
+async def count_frozen() -> int:
+    return gc.get_freeze_count()
+
+
 @job(max_attempts=1)
 async def spill() -> None:
     raise ValueError("no tea")
 
 
-engine = Engine(machines=[Gate, Stuck, Parcel, Basket, Leave, greet, spill])
+engine = Engine(machines=[Gate, Stuck, Parcel, Basket, Leave, greet, count_frozen, spill])

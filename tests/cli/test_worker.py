@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from stepwell import Status
-from tests.cli.app import Gate, Stuck, greet
+from tests.cli.app import Gate, Stuck, count_frozen, greet
 from tests.cli.processes import APP, running
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -25,6 +25,16 @@ async def test_a_worker_says_when_it_is_ready_and_runs_what_is_started(make_harn
 
     assert re.fullmatch(r"worker \d+ ready: default=3, mail=1", ready)
     assert result == {"hello": "tea"}
+
+
+async def test_no_step_waits_while_the_collector_looks_through_what_was_imported(make_harness: MakeHarness) -> None:
+    h = await make_harness([count_frozen])
+
+    async with running("worker", APP, url=h.url) as worker:
+        await worker.line()
+        frozen = await (await h.engine.start(count_frozen)).result(timeout=30)
+
+    assert frozen > 10_000, "objects"
 
 
 async def test_sigterm_lets_running_steps_end_and_exits_with_0(make_harness: MakeHarness, tmp_path: Path) -> None:
