@@ -15,7 +15,7 @@ from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._runtime.flusher import Verdict
 from stepwell._runtime.handover import Handover
-from stepwell._runtime.hands import Hand, Hands
+from stepwell._runtime.hands import Hand
 from stepwell._runtime.worker import Worker
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
@@ -42,8 +42,7 @@ def claim(fence: int) -> Claim:
 
 
 def handover() -> tuple[Hand, Handover, Heard]:
-    hand = Hands().add(claim(3))
-    assert hand is not None
+    hand = Hand(claim(3))
     hand.is_pending = hand.submitted = True
     heard = Heard()
     commit = Commit(claim=hand.claim, status=Status.DONE, step="ship", version=1, attempt=0)

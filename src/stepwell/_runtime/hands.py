@@ -92,17 +92,20 @@ class Hands:
     def __len__(self) -> int:
         return len(self._hands)
 
-    def add(self, claim: Claim) -> Hand | None:
-        """Take a claim; None if it was given back before its answer came. An older claim of the same instance whose
-        step still runs is lost, or there would be no newer one: stop it."""
+    def add(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Take claims; returns those that were not given back before their answer came. An older claim of the same
+        instance whose step still runs is lost, or there would be no newer one: stop it."""
+        hands, given_back, taken = self._hands, self._given_back, []
         with self._arriving:
-            if self._given_back and self._given_back.pop(claim.id, None) == claim.fence:
-                return None
-            older = self._hands.get(claim.id)
-            if older is not None and not older.submitted:
-                older.abandon("the claim of this step is lost")
-            hand = self._hands[claim.id] = Hand(claim)
-            return hand
+            for claim in claims:
+                if given_back and given_back.pop(claim.id, None) == claim.fence:
+                    continue
+                older = hands.get(claim.id)
+                if older is not None and not older.submitted:
+                    older.abandon("the claim of this step is lost")
+                hands[claim.id] = Hand(claim)
+                taken.append(claim)
+        return taken
 
     def give_back(self, claims: Mapping[int, int]) -> list[int]:
         """Those of the given claims (instance to fence) that never arrived; from now on they can not."""

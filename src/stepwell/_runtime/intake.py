@@ -79,7 +79,10 @@ class Intake:
     def take(self, lane: Lane, claims: Sequence[Claim], begun: Begun | None = None) -> None:
         """Take claims of one moment over: begin what has a slot, keep the rest in the buffer. What has begun with its
         claim runs, unless its slots are gone: the worker ends."""
-        taken = deque(claim for claim in claims if self._add(claim))
+        taken = deque(self._hands.add(claims))
+        self._tally.claimed += len(taken)
+        if len(taken) < len(claims):
+            log.warning("intake: %d claims came after they were given back", len(claims) - len(taken))
         self.released(claims)  # what was given back may have come again
         latest = claims[-1].claimed_at
         self._latest_claim = max(latest, self._latest_claim or latest)
@@ -124,13 +127,6 @@ class Intake:
 
     def _end_away(self, claim: Claim) -> None:
         self._lanes[claim.queue].away -= 1
-
-    def _add(self, claim: Claim) -> bool:
-        if self._hands.add(claim) is None:
-            log.warning("intake: %s: its claim came after it was given back", claim.label)
-            return False
-        self._tally.claimed += 1
-        return True
 
     def raise_fault(self) -> None:
         """Raise what kept claims from beginning since the last look: who claims is to back off."""
@@ -227,8 +223,9 @@ class Intake:
     async def _begin(self, lane: Lane, starters: list[Claim]) -> None:
         """Begin ordinary claims together, and one suspect after the other."""
         self._lined_up.difference_update(claim.id for claim in starters)
-        self._suspects.extend(claim for claim in starters if claim.is_suspect)
-        claims = [claim for claim in starters if not claim.is_suspect]
+        suspects = [claim for claim in starters if claim.is_suspect]
+        self._suspects.extend(suspects)
+        claims = [claim for claim in starters if not claim.is_suspect] if suspects else [*starters]
         if self._may_begin_suspect(lane):
             self._suspect_runs = True
             claims.append(self._suspects.popleft())
@@ -297,7 +294,7 @@ class Intake:
         """Free the slot of a step that is over, and let the next one have it."""
         lane = self._lanes[claim.queue]
         lane.running -= 1
-        if claim.is_suspect:
+        if self._suspect_runs and claim.is_suspect:
             self._suspect_runs = False
         self._refill(lane)
         if lane.ready:
