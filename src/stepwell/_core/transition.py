@@ -24,7 +24,6 @@ from stepwell.outcomes import UNSET, Ask, AskEach, Await, Done, Next, Retry, Spa
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 20_000
 _OUTCOMES = (Next, Done, Await, Ask, Spawn, Retry, AskEach, Stop)  # the most common first
-_KINDS = frozenset(_OUTCOMES)
 
 
 def transition(
@@ -171,7 +170,7 @@ def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
 def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None, max_payload: int) -> Commit:
     result = None
     if outcome.result is not None:
-        if type(outcome.result) in _KINDS:
+        if isinstance(outcome.result, _OUTCOMES):
             raise InvalidOutcome("result", _no_result(outcome.result, claim.step, definition))
         result = definition.result.encode(outcome.result)
         check_size(result, "result", max_payload)
