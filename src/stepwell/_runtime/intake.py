@@ -82,7 +82,10 @@ class Intake:
         taken = deque(self._hands.add(claims))
         self._tally.claimed += len(taken)
         if len(taken) < len(claims):
-            log.warning("intake: %d claims came after they were given back", len(claims) - len(taken))
+            arrived = {claim.id for claim in taken}
+            for claim in claims:
+                if claim.id not in arrived:
+                    log.warning("intake: %s: its claim came after it was given back", claim.label)
         self.released(claims)  # what was given back may have come again
         latest = claims[-1].claimed_at
         self._latest_claim = max(latest, self._latest_claim or latest)
