@@ -7,8 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,6 +19,7 @@ from stepwell._core.ranges import check_key, check_tenant, check_uuid
 from stepwell._core.registry import Registry
 from stepwell._core.replies import ReplyType, find_type, project
 from stepwell._core.tokens import TokenFacts, TokenKeys, key_of
+from stepwell._runtime.detours import Detours
 from stepwell._runtime.gatherer import Gatherer
 from stepwell._runtime.known import Known
 from stepwell._runtime.notifier import Notifier
@@ -42,9 +42,6 @@ from stepwell.errors import (
 )
 
 PAUSES = (0.002, 0.005, 0.01, 0.02)  # seconds, before an answer waits alone for whoever holds its instance
-LONG_WAY = 0.05  # seconds, for which the answers of a unit are judged fully where one of them had to be; at first
-LONGEST_WAY = 1.0  # the same, where it was so again and again: a unit whose answers go on by themselves
-MOST_REMEMBERED = 10_000  # of such units
 LARGEST_GROUP = 256  # answers that are looked up, and judged, together
 
 
@@ -62,13 +59,6 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shown(self) -> str:
         return self.named[0] or f"with correlation {self.named[1]}"
-
-
-class _Moment(NamedTuple):
-    """Until when, and how long that is in all."""
-
-    until: float
-    length: float
 
 
 _Ended: TypeAlias = Completion | CompletionRefused | InvalidInput | Given | Outage
@@ -95,7 +85,7 @@ class Completing:
         self._last: asyncio.Future[None] | None = None  # tells that the group that came last is judged
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
-        self._long: dict[int, _Moment] = {}  # units of which an answer could not go the short way
+        self._detours = Detours()
 
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""
@@ -232,30 +222,16 @@ class Completing:
         """Take in what can go the short way. Who could not, and comes again, or has others behind it, goes the long one
         for a moment."""
         plain = [(place, given) for place, given in round_.items()
-                 if given.is_plain and not self._goes_long(given.found.unit_id)]  # fmt: skip
+                 if given.is_plain and not self._detours.has(given.found.unit_id)]  # fmt: skip
         if not plain:
             return {}
         taken, settled = await retried(lambda: interactions.answer_plain(self._database, [one for _, one in plain]))
         self.settled(settled)
         if len(taken) < len(plain):
-            self._send_long({given.found.unit_id for n, (_, given) in enumerate(plain) if n not in taken})
-        elif self._long:
-            for _, given in plain:
-                self._long.pop(given.found.unit_id, None)
+            self._detours.add({given.found.unit_id for n, (_, given) in enumerate(plain) if n not in taken})
+        else:
+            self._detours.drop(given.found.unit_id for _, given in plain)
         return {place: _completion(given) for n, (place, given) in enumerate(plain) if n in taken}
-
-    def _goes_long(self, unit_id: int) -> bool:
-        moment = self._long.get(unit_id)
-        return moment is not None and perf_counter() < moment.until
-
-    def _send_long(self, unit_ids: set[int]) -> None:
-        """Let units go the long way for a moment, for a longer one if it was so the last time."""
-        if len(self._long) > MOST_REMEMBERED:
-            self._long.clear()
-        for unit_id in unit_ids:
-            last = self._long.get(unit_id)
-            length = LONG_WAY if last is None else min(last.length * 2, LONGEST_WAY)
-            self._long[unit_id] = _Moment(perf_counter() + length, length)
 
     async def _judge_fully(self, rest: dict[int, Given]) -> dict[int, _Ended]:
         if not rest:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stepwell import Completion, Engine, completing
+from stepwell import Completion, Engine
 from stepwell._core.faults import Outage, Refusal
+from stepwell._runtime import detours
 from stepwell._store.statements import statement
 from stepwell.errors import CompletionConflict, InvalidReply
 from stepwell.testing import Harness
@@ -78,7 +79,7 @@ async def test_an_answer_is_stored_with_its_actor_and_tells_whom_it_lets_go_on(h
 async def test_an_answer_that_is_refused_costs_one_statement_more_and_the_next_one_does_not(
     h: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completing, "LONG_WAY", 60.0)
+    monkeypatch.setattr(detours, "LONG_WAY", 60.0)
     [id_] = await asked_by(h, Expense, {})
     await complete(h, id_)
 
@@ -140,7 +141,7 @@ async def test_a_unit_of_many_questions_goes_the_short_way_too(h: Harness, tally
 async def test_a_unit_that_has_more_to_ask_goes_the_long_way_for_a_moment(
     h: Harness, tally: Tally, monkeypatch: pytest.MonkeyPatch, moment: float, second: list[str]
 ) -> None:
-    monkeypatch.setattr(completing, "LONG_WAY", moment)
+    monkeypatch.setattr(detours, "LONG_WAY", moment)
     ids = await asked_by(h, Batch, {"items": [1, 2, 3, 4], "window": 2})
     sent = []
     for id_ in ids[:2]:
@@ -156,14 +157,14 @@ async def test_a_unit_that_has_more_to_ask_goes_the_long_way_for_a_moment(
 async def test_units_that_go_the_long_way_are_forgotten_before_they_are_many(
     h: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completing, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(detours, "MOST_REMEMBERED", 2)
     ids = await asked_by(h, Expense, {}, 7)
     await complete(h, *ids)
 
     for id_ in ids:
         await complete(h, id_)
 
-    assert 0 < len(h.engine._client.completing._long) <= 3
+    assert 0 < len(h.engine._client.completing._detours) <= 3
 
 
 async def test_plain_answers_beside_others_go_their_way_and_everybody_gets_his_own(h: Harness, tally: Tally) -> None:
