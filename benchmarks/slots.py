@@ -1,8 +1,9 @@
 """`make slots`: an executing row that is its slot, beside a counter row; 8 connections want slots of one limit.
 
-Both take rows in batches, end them at once and take the next, through the store's own statements, and both wait for the
-disk. The counter is at its best: all of the queue is under the one limit, so that it needs no line, and nobody dies, so
-that nothing has to be rebuilt.
+Both take rows in batches, note that they begin, end them at once and take the next, through the store's own statements,
+and both wait for the disk before anything runs. Who finds nothing is told when somebody ends, or looks after 10 ms, as
+a worker is. The counter is at its best: all of the queue is under the one limit, so that it needs no line, and nobody
+dies, so that nothing has to be rebuilt.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import statistics
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from time import perf_counter, process_time
@@ -27,7 +28,7 @@ from benchmarks.loop import run
 from benchmarks.progress import say
 from stepwell import ConcurrencyLimit, Engine
 from stepwell._core.records import Claim
-from stepwell._store import flushes, instances, limits, workers
+from stepwell._store import flushes, instances, limits, slots, workers
 from stepwell._store.database import WORKER
 from stepwell._store.statements import statement
 from stepwell._store.workers import Place
@@ -35,7 +36,7 @@ from stepwell._store.workers import Place
 CONTENDERS = 8
 BATCH = 5  # rows that one asks for at a time, unless told otherwise
 LIMIT = "hot"
-PAUSE = 0.001  # seconds, after a look that found nothing
+PATIENCE = 0.01  # seconds, after a look that found nothing, if nobody tells of an end
 _FILL = """
 with filled as (
   insert into stepwell.instances
@@ -89,7 +90,7 @@ class Shape(Protocol):
 
 
 class Rows:
-    """Ours: the claim leaves rows with a limit alone, the limiter admits them, their end lets the next ones go."""
+    """Ours: one statement claims what finds a slot and puts the others aside, and one lets the next go after an end."""
 
     name = "an executing row is its slot"
 
@@ -98,13 +99,13 @@ class Rows:
         await connection.execute(_FILL, MACHINE, STEP, QUEUE, LIMIT, instances)
 
     async def take(self, by: Any) -> Sequence[Claim]:
-        claimed = await instances.claim(by, by.worker, QUEUE, by.batch, LABELS)
-        if not claimed.limited:
-            return []
-        return (await limits.admit(by, by.worker, QUEUE, [row.id for row in claimed.limited])).claims
+        answer = await slots.claim(by, by.worker, QUEUE, by.batch, LABELS, [])
+        return [] if answer is None else answer.claims
 
     async def end(self, by: Any, claims: Sequence[Claim]) -> set[int]:
-        return {row.id for row in (await flushes.flush(by, [done(claim) for claim in claims])).committed}
+        flushed = await flushes.flush(by, [done(claim) for claim in claims], barely=True)
+        await slots.let_go(by, flushed.slots)
+        return {claim.id for claim in claims} if flushed.is_as_meant else {row.id for row in flushed.committed}
 
 
 class Counter:
@@ -158,6 +159,7 @@ class Passing:
     def __init__(self, shape: Shape, number: int) -> None:
         self._shape = shape
         self._left = number
+        self._told = asyncio.Event()  # of an end
 
     async def contend(self, by: Contender) -> None:
         """Take, end, and take again, until none is left."""
@@ -165,11 +167,19 @@ class Passing:
             claims = await self._shape.take(by)
             if not claims:
                 by.in_vain += 1
-                await asyncio.sleep(PAUSE)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._told.wait(), PATIENCE)
+                continue
+            await workers.begin(
+                by, by.worker, claims[-1].claimed_at, [], [claim.id for claim in claims],
+                hold_slots=claims[0].concurrency_limit is not None,
+            )  # fmt: skip
             while claims:
                 ended = await self._shape.end(by, claims)
                 self._left -= len(ended)
                 claims = [claim for claim in claims if claim.id not in ended]
+            told, self._told = self._told, asyncio.Event()
+            told.set()
 
 
 async def measure(url: str, shape: Shape, number: int, slots: int, batch: int = BATCH) -> Figure:

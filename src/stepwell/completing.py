@@ -85,7 +85,7 @@ class Completing:
         self._last: asyncio.Future[None] | None = None  # tells that the group that came last is judged
         self._lines: dict[int, Gatherer[Given, Completion | CompletionRefused]] = {}  # by instance that is held
         self._in_line = Counter[int]()  # answers that wait in each
-        self._detours = Detours()
+        self._detours = Detours[int]()
 
     async def complete(self, answer: Answer) -> Completion:
         """Admit one answer; a CompletionRefused says why it is not taken, and nothing has changed then."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, Engine, Machine, Next, Outcome, Spawn, step
+from stepwell import ConcurrencyLimit, Context, Done, Engine, Machine, Next, Outcome, Spawn, step
 from stepwell._store.statements import statement
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
@@ -18,7 +18,9 @@ from tests.support.proxy import Mishap, Part, Proxy, proxy_to
 from tests.support.waiting import eventually
 
 AT_ONCE, BARE, BEGIN = map(statement, ("instances/claim_at_once", "instances/claim_bare", "workers/begin"))
+SLOTS, LET_GO = statement("limits/claim"), statement("limits/let_go")
 COMMIT, COMMIT_BARE = statement("instances/commit"), statement("instances/commit_bare")
+BEHIND_THE_FIRST = "select from stepwell.instances where hold = 'limit' having count(*) = 5"
 BEAT = timedelta(seconds=0.3)
 EVERY = ("heartbeat", "poll", "max_poll")
 
@@ -84,10 +86,13 @@ class Road:
 async def road(make_harness: MakeHarness) -> AsyncIterator[Road]:
     runs: Counter[tuple[int, str, int]] = Counter()
     machines = [Walk, Far, Leaf]
-    harness = await make_harness(machines, resources=runs)
+    limits = [ConcurrencyLimit("one", 1)]
+    harness = await make_harness(machines, resources=runs, limits=limits)
     async with (
         proxy_to(harness.url) as proxy,
-        Engine(proxy.url, machines=machines, resources=runs, prefetch=4, **dict.fromkeys(EVERY, BEAT)) as engine,
+        Engine(
+            proxy.url, machines=machines, resources=runs, limits=limits, prefetch=4, **dict.fromkeys(EVERY, BEAT)
+        ) as engine,
     ):
         yield Road(harness, proxy, engine, runs)
 
@@ -116,6 +121,31 @@ async def test_a_claim_whose_answer_is_lost_is_returned_within_a_beat_and_is_no_
     fences = 3 if lost is BEGIN else 2  # what has a key is claimed for each step
     again = 1 if slots == 1 else 0  # where no slot is free, one may go back for what may be more urgent
     assert await road.rows("fence") <= {(2 + fences,), (2 + fences + again,)}
+
+
+@pytest.mark.parametrize("part", ["request", "answer"])
+@pytest.mark.parametrize(
+    "lost", [SLOTS, BEGIN, COMMIT_BARE, LET_GO], ids=["the claim", "the beginning", "the end", "the letting go"]
+)
+async def test_what_is_lost_on_the_short_way_to_a_slot_keeps_nobody_from_it(
+    road: Road, lost: str, part: Part
+) -> None:
+    leaves = await road.engine.start_many([Leaf.child(concurrency_limit="one") for _ in range(6)])
+    async with road.engine.worker({"leaves": 3}) as worker:
+        await worker._reaper.stop()  # its look would find them in the end
+        with armed("flusher.before_commit", hold=True) as ending:
+            await ending.reached()
+            await eventually(lambda: road.harness.sql(BEHIND_THE_FIRST))
+            loss = road.proxy.lose(part, lost)
+            ending.release()
+        await loss.happened.wait()
+
+        for leaf in leaves:
+            await leaf.wait(timeout=20)
+
+    assert set(road.runs.values()) == {1}
+    assert worker.tally.strays <= 1
+    assert await road.rows("status", "attempt", "crashes", "hold") == {("done", 0, 0, None)}
 
 
 async def test_a_claim_that_never_reached_the_server_is_made_again(road: Road) -> None:

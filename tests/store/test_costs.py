@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Await, Context, Done, Machine, step
+from stepwell import Await, ConcurrencyLimit, Context, Done, Machine, step
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
@@ -214,6 +214,23 @@ async def test_an_instance_of_one_step_costs_an_idle_worker_two_statements(make_
 
         spent = [name for name in tally.sent if name not in HOUSEKEEPING]
         assert spent == ["instances/start_alike", "instances/claim_at_once", "instances/commit_bare"]
+
+
+async def test_a_step_under_a_limit_costs_four_statements_once_the_worker_knows_its_queue(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Order], limits=[ConcurrencyLimit("two", 2)], poll=NO_POLL, max_poll=NO_POLL)
+    await h.engine.start_many([Order.child(concurrency_limit="two") for _ in range(5)])
+    async with h.engine.worker({"default": 2}) as worker:
+        with armed("limiter.admitted", hold=True) as admitting:
+            await admitting.reached()
+            tally = Tally(h.engine._opened, worker._database)
+            await tally.attach()
+            admitting.release()
+        await eventually(lambda: worker.tally.committed == 5)
+
+    spent = {name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}}
+    assert spent <= {"limits/claim", "workers/begin", "instances/commit_bare", "limits/let_go", "workers/leave"}
 
 
 async def test_a_signal_costs_four_statements_to_the_end_of_its_instance_and_the_last_is_waited_for_by_nobody(

@@ -23,7 +23,7 @@ insert into stepwell.instances
 select 'order', 1, 'ship', 'default', now() - n * interval '1 second', now(), now(), $2,
        case $3 when 'limit' then 'limit' when 'rate' then 'rate' end, case $2 when 'executing' then 1 end,
        case $2 when 'executing' then n end,
-       case when $3 in ('limit', 'both') then 'hot' end, case when $3 in ('rate', 'both') then 'hot' end
+       case when $3 in ('limit', 'slot', 'both') then 'hot' end, case when $3 in ('rate', 'both') then 'hot' end
 from generate_series(1, $1::integer) as n
 returning id
 """
@@ -61,3 +61,22 @@ async def test_rule_24_a_line_of_thousands_costs_what_a_line_of_ten_costs(
 
     print(short, long)  # noqa: T201 - pages touched
     assert {name: pages for name, pages in long.items() if pages > 1.3 * short[name] + 40} == {}
+
+
+async def test_rule_24_the_short_way_past_a_line_of_thousands_costs_what_it_costs_with_ten(
+    url: str, connection: asyncpg.Connection
+) -> None:
+    await connection.execute(DECLARE)
+    for number, status, kind in ((6, "executing", "slot"), (10, "runnable", "slot"), (10, "runnable", "limit")):
+        await connection.fetch(LINE, number, status, kind)
+    calls = {"limits/claim": (1, "default", 5, ["order@1"], []), "limits/let_go": (["hot"], [2])}
+    pages: list[dict[str, int]] = []
+    async with benched(url, WORKER) as bench:
+        for deeper in (0, DEPTH * 5_000):
+            await connection.fetch(LINE, deeper, "runnable", "limit")
+            await connection.execute("analyze stepwell.instances")
+            pages.append({name: (await bench.explain(name, *given)).buffers for name, given in calls.items()})
+
+    print(*pages)  # noqa: T201 - pages touched
+    short, long = pages
+    assert {name: number for name, number in long.items() if number > 1.3 * short[name] + 40} == {}

@@ -154,21 +154,40 @@ async def stranger(server_url: str, empty_url: str) -> AsyncIterator[str]:
     await clones.query(server_url, f"drop role {role}")
 
 
+async def rights_after(database: Database, url: str, role: str | None, granted: str, *rights: str) -> list[bool]:
+    """Whether a role has rights once all is migrated, that had this one before. It is taken from it again."""
+    await clones.query(url, f"grant {granted} to {role}")
+    await apply(database)
+    connection = await asyncpg.connect(url)
+    found = [await connection.fetchval(f"select has_{right.format(role=role)}") for right in rights]
+    await connection.execute(f"drop owned by {role}")
+    await connection.close()
+    return found
+
+
 async def test_a_workers_own_role_reads_retired_keys_right_after_migration_0012(
     empty: Database, empty_url: str, stranger: str
 ) -> None:
     """Whoever answers reads them. It has its grants on what was there before."""
     migrate_up_to(empty_url, 11)
     role = urlsplit(stranger).username
-    await clones.query(empty_url, f"grant select on stepwell.interactions to {role}")
+    right = "table_privilege('{role}', 'stepwell.retired_token_keys', 'select')"
 
-    await apply(empty)
+    assert await rights_after(empty, empty_url, role, "select on stepwell.interactions", right) == [True]
 
-    right = f"has_table_privilege('{role}', 'stepwell.retired_token_keys', 'select')"
-    connection = await asyncpg.connect(empty_url)
-    assert await connection.fetchval(f"select {right}")
-    await connection.execute(f"drop owned by {role}")
-    await connection.close()
+
+async def test_a_workers_own_role_claims_slots_right_after_migration_0013(
+    empty: Database, empty_url: str, stranger: str
+) -> None:
+    migrate_up_to(empty_url, 12)
+    role = urlsplit(stranger).username
+    rights = [
+        f"function_privilege('{{role}}', 'stepwell.{name}'::regproc, 'execute')"
+        for name in ("_claim_slots", "_let_go", "_lock_limits", "_limits_free")
+    ]
+
+    granted = "execute on function stepwell._answer_one"
+    assert await rights_after(empty, empty_url, role, granted, *rights) == [True] * 4
 
 
 async def test_a_role_that_may_not_create_is_told_so(stranger: str) -> None:

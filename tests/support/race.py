@@ -74,6 +74,9 @@ class Session:
     async def commit(self) -> None:
         await self._transaction.commit()
 
+    async def roll_back(self) -> None:
+        await self._transaction.rollback()
+
     async def lock_row(self, instance_id: int, strength: str = "no key update") -> None:
         await self.connection.execute(f"select from stepwell.instances where id = $1 for {strength}", instance_id)
 
@@ -109,7 +112,10 @@ class Race:
     async def begin(self, session: Session, claims: Sequence[Claim]) -> Begun | None:
         """Note that claims begin; returns their states."""
         latest = max(claim.claimed_at for claim in claims)
-        return await workers.begin(session, claims[0].worker_id, latest, [], [claim.id for claim in claims])
+        return await workers.begin(
+            session, claims[0].worker_id, latest, [], [claim.id for claim in claims],
+            hold_slots=any(claim.concurrency_limit is not None for claim in claims),
+        )  # fmt: skip
 
     async def end_lease(self, worker_id: int) -> None:
         await self.harness.sql("update stepwell.workers set lease_until = '-infinity' where id = $1", worker_id)

@@ -102,11 +102,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_bare(self) -> bool:
         """Whether it only ends as done, or only goes to another step: the shortest statement commits it. (If it is
-        somebody's child, its end is counted beside that.)"""
+        somebody's child, its end is counted beside that; if it has a slot, the next one has it after that.)"""
         claim = self.claim
         return (
             (self.status is Status.RUNNABLE or self.status is Status.DONE)
-            and claim.concurrency_key is None and claim.needs is None and not claim.attempt
+            and claim.concurrency_key is None and (claim.needs is None or self.status is Status.DONE)
+            and not claim.attempt
             and not self.delay and self.hold is None and not self.keeps_awaits and self.queue is None
             and self.priority is None and not self.switches_key and self.children is None and not self.consumes
             and self.needs is None and self.error is None and self.version == claim.version

@@ -53,6 +53,11 @@ class Announcer:
             self._notifier.announce_work(queue, count)
         self._emitter.as_meant(commits)
 
+    def let_go(self, queues: Iterable[str]) -> None:
+        """Say that rows of these queues may run."""
+        for queue, count in Counter(queues).items():
+            self._notifier.announce_work(queue, count)
+
     def landed(self, commit: Commit) -> None:
         """Say what the lost answer to a commit would have told."""
         if commit.delay or commit.patience:

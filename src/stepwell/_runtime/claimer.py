@@ -125,7 +125,7 @@ class Claimer(Service):
     async def _admit(self, lane: Lane, answer: Claimed) -> bool:
         """Ask the limits about rows that need some, as many as there are slots for: whoever they admit is to begin now,
         and not when somebody else is over. True if some may be claimable in a moment."""
-        lane.is_limited = bool(answer.limited) or (lane.is_limited and not answer.window)
+        lane.is_limited = answer.needs_limits or (lane.is_limited and not answer.window)
         free = max(0, lane.free)
         ids = [row.id for row in answer.limited[:free]]
         if left := answer.limited[free:]:
@@ -160,6 +160,10 @@ class Claimer(Service):
     ) -> Claimed:
         """Claim from an ordinary queue: the short way, while that finds something."""
         others = sorted(self._others)
+        if lane.is_limited:
+            claimed_slots = await self._limiter.claim(worker_id, lane.queue, demand, labels, others)
+            if claimed_slots is not None:
+                return claimed_slots
         if begins:
             with suppress(Refusal):  # whatever can not be said in one answer is read part by part
                 claimed = await self._intake.claim_at_once(worker_id, lane, demand, labels, others)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from stepwell import _probes
 from stepwell._core.faults import Conflict
 from stepwell._core.records import Claim
+from stepwell._runtime.detours import Detours
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.notifier import Notifier
-from stepwell._store import limits
+from stepwell._store import limits, slots
 from stepwell._store.database import Database
+from stepwell._store.instances import Claimed
 
 TRIES = 3
 
@@ -33,6 +35,23 @@ class Limiter:
         self._emitter = emitter
         self._lease = lease
         self._expect = expect
+        self._detours = Detours[str]()  # queues
+
+    async def claim(
+        self, worker_id: int, queue: str, demand: int, labels: Sequence[str], others: Sequence[str]
+    ) -> Claimed | None:
+        """Claim from a queue where what waits needs slots, the short way; None if that has to be the long one."""
+        if self._detours.has(queue):
+            return None
+        answer = await slots.claim(self._database, worker_id, queue, demand, labels, others)
+        if answer is None:
+            self._detours.add([queue])
+            return None
+        self._detours.drop([queue])
+        if _probes.hooks:
+            await _probes.reach("limiter.admitted", ids=[claim.id for claim in answer.claims])
+        self._emitter.waits(queue, answer.held)
+        return Claimed(answer.claims, [], [], missed=answer.left > 0, limited=[], held=answer.held)
 
     async def admit(self, queue: str, ids: Sequence[int]) -> tuple[list[Claim], bool]:
         """Claim what may run; True if some of the rest may be claimable in a moment."""

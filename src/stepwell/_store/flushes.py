@@ -26,6 +26,7 @@ class Flushed:
 
     committed: list[Committed]
     leftovers: list[int] = field(default_factory=list)  # instances that are done, with an inbox still to be dropped
+    slots: list[str] = field(default_factory=list)  # limits of which they had slots, each with somebody to be let go
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
@@ -65,9 +66,16 @@ async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None
     if landed is None:
         return None
     if landed.is_as_meant:
-        return Flushed([], is_as_meant=True)
+        return Flushed([], slots=_slots(commits), is_as_meant=True)
     committed = landed.rows()
-    return Flushed(committed, _left_inboxes(committed))
+    among = {row.id for row in committed}
+    slots = _slots([commit for commit in commits if commit.claim.id in among])
+    return Flushed(committed, _left_inboxes(committed), slots)
+
+
+def _slots(landed: Sequence[Commit]) -> list[str]:
+    """The limits of which these had slots."""
+    return [limit for commit in landed if (limit := commit.claim.concurrency_limit) is not None]
 
 
 def _left_inboxes(committed: list[Committed]) -> list[int]:
@@ -106,8 +114,7 @@ async def write(session: Session, commits: Sequence[Commit], *, barely: bool = F
     if held:  # locked last: nobody who wants a key may wait for what we wait for above (a spawn's keyed child)
         await keys.lock(session, held)
         flushed.freed_queues += await keys.free(session, held)
-    slots = [commit.claim.concurrency_limit for commit in landed if commit.claim.concurrency_limit is not None]
-    if slots:
+    if slots := _slots(landed):
         flushed.freed_queues += await limits.free(session, slots)
     return flushed
 

@@ -18,6 +18,7 @@ from stepwell._core.records import Claim, Failure, Instance
 from stepwell._core.status import Hold, Status
 from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
+from stepwell._store.limits import Held
 from stepwell._store.statements import statement
 from stepwell._store.wire import SEPARATOR, encode_commits, numbers
 from stepwell._store.workers import Begun
@@ -45,7 +46,8 @@ class Contender(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The answer to a claim: what is ours, what waits behind a busy key, what we do not know, what to try again, and
-    what needs limits; if what is ours has begun with its claim, also what it begins with."""
+    what needs limits; if what is ours has begun with its claim, also what it begins with; and, if the limits were asked
+    with the claim, whom they put aside."""
 
     claims: list[Claim]
     busy: list[Contender]
@@ -53,22 +55,31 @@ class Claimed:
     missed: bool
     limited: list[Contender]
     begun: Begun | None = None
+    held: Sequence[Held] = ()
 
     @property
     def window(self) -> int:
         """How many rows were looked at."""
-        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited)
+        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited) + len(self.held)
 
     @property
     def last_priority(self) -> int | None:
         """That of the least urgent row looked at; None if there was none."""
-        parts: tuple[Sequence[Claim | Contender], ...] = (self.claims, self.busy, self.foreign, self.limited)
+        parts: tuple[Sequence[Claim | Contender | Held], ...] = (
+            self.claims, self.busy, self.foreign, self.limited, self.held,
+        )  # fmt: skip
         return max((rows[-1].priority for rows in parts if rows), default=None)
+
+    @property
+    def needs_limits(self) -> bool:
+        """Whether some of what was looked at needs limits."""
+        return bool(self.limited or self.held) or any(claim.needs is not None for claim in self.claims)
 
     @property
     def is_bare(self) -> bool:
         """Whether nothing in it needed more than a worker."""
-        return self.window == len(self.claims) and all(claim.concurrency_key is None for claim in self.claims)
+        is_taken = self.window == len(self.claims) and not self.needs_limits
+        return is_taken and all(claim.concurrency_key is None for claim in self.claims)
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import assert_never
@@ -40,6 +40,11 @@ class Held:
     tenant: str
     key: str | None
     parent_id: int | None
+    priority: int
+
+    @classmethod
+    def of(cls, row: Row) -> Held:
+        return cls(*[row[field.name] for field in fields(cls)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ async def admit(db: Database, worker_id: int, queue: str, ids: Sequence[int]) ->
     waits = [bucket.wait for bucket in changed.values() if bucket.wait is not None]
     return Admitted(
         [_claim(row, worker_id, queue) for row in rows if row["verdict"] == "claimed"],
-        [_held(row) for row in rows if row["verdict"] == "held"],
+        [Held.of(row) for row in rows if row["verdict"] == "held"],
         len(ids) - len(rows),
         queues,
         min(waits, default=None),
@@ -120,13 +125,6 @@ def _claim(row: Row, worker_id: int, queue: str) -> Claim:
         awaits=tuple(row["awaits"] or ()), parent_id=row["parent_id"], round=row["round"], priority=row["priority"],
         needs=Needs(row["concurrency_limit"], row["own_limit"], row["rate_limit"], row["weight"]),
         unit_id=row["await_unit_id"],
-    )  # fmt: skip
-
-
-def _held(row: Row) -> Held:
-    return Held(
-        row["id"], row["machine"], row["version"], row["step"], row["attempt"], row["tenant"], row["key"],
-        row["parent_id"],
     )  # fmt: skip
 
 
