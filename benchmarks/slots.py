@@ -172,7 +172,7 @@ class Passing:
                 continue
             await workers.begin(
                 by, by.worker, claims[-1].claimed_at, [], [claim.id for claim in claims],
-                hold_slots=claims[0].concurrency_limit is not None,
+                by_limits=claims[0].needs is not None,
             )  # fmt: skip
             while claims:
                 ended = await self._shape.end(by, claims)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from stepwell import ConcurrencyLimit, RateLimit
+from stepwell import ConcurrencyLimit, RateLimit, Status
 from stepwell._core.records import Claim
 from stepwell._store import flushes, instances, keys, limits, slots
 from stepwell.testing import Harness
@@ -146,6 +147,22 @@ async def test_who_dies_before_it_lets_go_leaves_that_to_the_reapers_look(race: 
     assert await claimed(session, worker_id) == [behind]
 
 
+async def test_the_end_of_a_child_does_not_wait_for_its_limit(race: Race) -> None:
+    busy, ending = await race.session(), await race.session()
+    [parent], [child] = await start(race, delay=timedelta(hours=1)), await start(race, concurrency_limit="m")
+    await race.harness.sql(
+        "update stepwell.instances set parent_id = $1, parent_round = 0, child_index = 0 where id = $2", parent, child
+    )
+    [holder] = await claim(ending, await race.worker(ending)) or []
+    await busy.begin()
+    await slots.let_go(busy, ["m"])
+
+    flushed = await flushes.flush(ending, [done(holder)], barely=True)  # type: ignore[arg-type]
+
+    assert (flushed.was_hindered, flushed.slots) == (False, ["m"])
+    assert await race.row(child, "status", "joined") == ("done", True)
+
+
 @pytest.mark.parametrize("part", ["l", ("l", "a part")])
 async def test_a_change_waits_for_a_claim_under_way(race: Race, part: Any) -> None:
     claiming, changing = await race.session(), await race.session()
@@ -210,7 +227,7 @@ async def test_what_comes_to_the_head_while_it_waits_for_the_limit_is_for_the_ne
     await busy.commit()
     answer = await over
 
-    assert ([claim.id for claim in answer.claims], answer.held, answer.left) == ([first], [], 1)
+    assert ([claim.id for claim in answer.claims], answer.held, answer.missed) == ([first], [], True)
     assert await claimed(waiting, worker_id) == [urgent]
 
 
@@ -269,13 +286,14 @@ async def test_a_lowered_limit_lets_nobody_in_before_fewer_are_inside(race: Race
     assert await race.row(inside[2].id, "slot") == (3,)
 
 
-async def test_a_claim_does_not_wait_for_the_disk_but_its_beginning_does(race: Race) -> None:
+@pytest.mark.parametrize("way", ["short", "long"])
+async def test_a_claim_does_not_wait_for_the_disk_but_its_beginning_does(race: Race, way: str) -> None:
     session = await race.session()
-    await start(race, concurrency_limit="m")
+    [id_] = await start(race, concurrency_limit="m")
     worker_id = await race.worker(session)
 
     await session.begin()
-    claims = await claim(session, worker_id)
+    claims = await claim(session, worker_id) if way == "short" else await admit(session, worker_id, id_)
     assert claims is not None
     assert await session.connection.fetchval("show synchronous_commit") == "off"
     await session.commit()
@@ -303,6 +321,11 @@ async def test_a_slot_that_a_crash_of_the_server_has_undone_does_not_begin(race:
     assert begun.states == {}
 
 
+async def admit(session: Session, worker_id: int, *ids: int) -> list[Claim]:
+    """The long way."""
+    return (await limits.admit(session, worker_id, "default", ids)).claims  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_both_ways_decide_the_same(race: Race, seed: int) -> None:
     dice = random.Random(seed)  # noqa: S311 - chance, not a secret
@@ -324,7 +347,7 @@ async def test_both_ways_decide_the_same(race: Race, seed: int) -> None:
         await session.begin()
         if way == "long":
             found = await instances.claim(session, worker_id, "default", most, LABELS)
-            await limits.admit(session, worker_id, "default", [row.id for row in found.limited])  # type: ignore[arg-type]
+            await admit(session, worker_id, *(row.id for row in found.limited))
         else:
             await claim(session, worker_id, most)
         rows = await session.connection.fetch(
@@ -334,3 +357,27 @@ async def test_both_ways_decide_the_same(race: Race, seed: int) -> None:
         await session.roll_back()
 
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("behind", [{"concurrency_limit": ("m", "another")}, {}], ids=["another part", "no limit"])
+async def test_what_stands_behind_a_row_in_a_callers_open_transaction_goes_on(
+    race: Race, behind: dict[str, Any]
+) -> None:
+    """Its hands are as many as the rows that are locked: the first look sees nothing else."""
+    engine = race.harness.engine
+    caller = await race.session()
+    async with engine.worker({"default": 1}):
+        first = await engine.start(Plain, {}, concurrency_limit=("m", "one"))
+        await first.wait(timeout=10)
+        await engine.queues.pause("default")
+        locked = await engine.start(Plain, {}, concurrency_limit=("m", "one"), priority=-1)
+        await caller.begin()
+        await caller.lock_row(locked.id)
+        others = [await engine.start(Plain, {}, **behind) for _ in range(3)]
+        await engine.queues.resume("default")
+
+        ended = [(await other.wait(timeout=10)).status for other in others]
+        assert ended == [Status.DONE] * 3
+
+        await caller.commit()
+        assert (await locked.wait(timeout=10)).status is Status.DONE

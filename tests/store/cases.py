@@ -181,8 +181,8 @@ def admit(given: Sample, size: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def begin(given: Sample, size: int, *, hold_slots: bool) -> tuple[Any, ...]:
-    return 1, datetime.now(UTC), "{}", numbers([row[0] for row in given.executing[:size]]), hold_slots
+def begin(given: Sample, size: int, *, by_limits: bool) -> tuple[Any, ...]:
+    return 1, datetime.now(UTC), "{}", numbers([row[0] for row in given.executing[:size]]), by_limits
 
 
 def release(given: Sample, _: int) -> tuple[Any, ...]:
@@ -209,7 +209,7 @@ CASES = [
     *(Case("instances/commit_bare", commit_bare, n, per_row=40) for n in (1, 100, 1000)),
     Case("instances/tick", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
          _on("due", "claim", "fair", "pkey", "deadline")),
-    *(Case("workers/begin", partial(begin, hold_slots=slots), 50, _on("pkey"), 10) for slots in (False, True)),
+    *(Case("workers/begin", partial(begin, by_limits=slots), 50, _on("pkey"), 10) for slots in (False, True)),
     Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),
     Case("instances/find_lost", lambda _, n: (1, LEASE), 2000, _on("executing"), 4),
     Case("instances/find_carried", lambda _, n: ([19, 20],), 200, _on("executing"), 3),

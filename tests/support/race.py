@@ -114,7 +114,7 @@ class Race:
         latest = max(claim.claimed_at for claim in claims)
         return await workers.begin(
             session, claims[0].worker_id, latest, [], [claim.id for claim in claims],
-            hold_slots=any(claim.concurrency_limit is not None for claim in claims),
+            by_limits=any(claim.needs is not None for claim in claims),
         )  # fmt: skip
 
     async def end_lease(self, worker_id: int) -> None:

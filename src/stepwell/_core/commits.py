@@ -101,8 +101,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it only ends as done, or only goes to another step: the shortest statement commits it. (If it is
-        somebody's child, its end is counted beside that; if it has a slot, the next one has it after that.)"""
+        """Whether it only ends as done, or only goes to another step: the shortest statement commits it. (What hangs on
+        an end is done beside it: a child is counted at its parent, a slot of a limit is offered to the next one.)"""
         claim = self.claim
         return (
             (self.status is Status.RUNNABLE or self.status is Status.DONE)

@@ -53,7 +53,7 @@ class Announcer:
             self._notifier.announce_work(queue, count)
         self._emitter.as_meant(commits)
 
-    def let_go(self, queues: Iterable[str]) -> None:
+    def may_run(self, queues: Iterable[str]) -> None:
         """Say that rows of these queues may run."""
         for queue, count in Counter(queues).items():
             self._notifier.announce_work(queue, count)

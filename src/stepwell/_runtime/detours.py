@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable
 from time import perf_counter
 from typing import Generic, NamedTuple, TypeVar
 
-LONG_WAY = 0.05  # seconds, at first
-LONGEST_WAY = 1.0  # where it was so again and again
+LONG_WAY = 0.05  # seconds, for which the short way is not tried; at first
+LONGEST_WAY = 1.0  # the same, where it was no way again and again
 MOST_REMEMBERED = 10_000
 
 T = TypeVar("T", bound=Hashable)
@@ -21,8 +21,8 @@ class _Moment(NamedTuple):
 
 
 class Detours(Generic[T]):
-    """Who goes the long way: units whose answers had to be judged fully, queues in which not all need slots only. If
-    there are very many, all are forgotten."""
+    """Who goes the long way: units whose answers had to be judged fully, queues whose head needs more than slots of
+    limits. If there are very many, all are forgotten."""
 
     def __init__(self) -> None:
         self._moments: dict[T, _Moment] = {}

@@ -141,7 +141,7 @@ class Flusher(Service):
         batch = self._one_per_row([entry for entry in batch if not entry.answer.cancelled()])
         batch = self._without_keyed_spawns(batch)
         if not batch:
-            return 0.0 if self._pending else await self._let_go()
+            return 0.0 if self._pending else await self._offer_slots()
         self._flying = len(batch)
         try:
             if _probes.hooks:
@@ -156,7 +156,7 @@ class Flusher(Service):
             raise
         finally:
             self._flying = 0
-        again = await self._let_go()
+        again = await self._offer_slots()
         return 0.0 if self._pending else again
 
     def _next_batch(self) -> list[_Entry]:
@@ -280,13 +280,13 @@ class Flusher(Service):
         self._tally.committed += len(batch)
         self._tell(batch)
 
-    async def _let_go(self) -> float | None:
+    async def _offer_slots(self) -> float | None:
         """Let others have the slots of what is committed; returns when to try again, if that did not work."""
         if not self._unfilled:
             return None
         free, self._unfilled = self._unfilled, []
         try:
-            self._announcer.let_go(await slots.let_go(self._database, free))
+            self._announcer.may_run(await slots.let_go(self._database, free))
         except StoreFault as error:
             log.warning("flusher: nobody was let go for %d slots: %s; trying again", len(free), error)
             self._unfilled += free

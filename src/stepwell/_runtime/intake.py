@@ -248,7 +248,7 @@ class Intake:
         worker_id = claims[-1].worker_id
         begin = workers.begin(
             self._database, worker_id, self._latest_claim, self._waiting_ids(), [claim.id for claim in claims],
-            hold_slots=any(claim.concurrency_limit is not None for claim in claims),
+            by_limits=any(claim.needs is not None for claim in claims),
         )  # fmt: skip
         if any(claim.has_inbox or claim.round or claim.unit_id for claim in claims):
             begun, loaded = await asyncio.gather(begin, load(self._database, claims))

@@ -43,15 +43,15 @@ class Limiter:
         """Claim from a queue where what waits needs slots, the short way; None if that has to be the long one."""
         if self._detours.has(queue):
             return None
-        answer = await slots.claim(self._database, worker_id, queue, demand, labels, others)
-        if answer is None:
+        taken = await slots.claim(self._database, worker_id, queue, demand, labels, others)
+        if taken is None or (taken.missed and not taken.claims and not taken.held):
             self._detours.add([queue])
             return None
         self._detours.drop([queue])
         if _probes.hooks:
-            await _probes.reach("limiter.admitted", ids=[claim.id for claim in answer.claims])
-        self._emitter.waits(queue, answer.held)
-        return Claimed(answer.claims, [], [], missed=answer.left > 0, limited=[], held=answer.held)
+            await _probes.reach("limiter.admitted", ids=[claim.id for claim in taken.claims])
+        self._emitter.waits(queue, taken.held)
+        return Claimed(taken.claims, [], [], taken.missed, [], held=taken.held)
 
     async def admit(self, queue: str, ids: Sequence[int]) -> tuple[list[Claim], bool]:
         """Claim what may run; True if some of the rest may be claimable in a moment."""

@@ -26,7 +26,7 @@ class Flushed:
 
     committed: list[Committed]
     leftovers: list[int] = field(default_factory=list)  # instances that are done, with an inbox still to be dropped
-    slots: list[str] = field(default_factory=list)  # limits of which they had slots, each with somebody to be let go
+    slots: list[str] = field(default_factory=list)  # limits of which they had slots, still to be offered to others
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
@@ -93,7 +93,8 @@ async def _flush(db: Database, commits: Sequence[Commit], lock_timeout: timedelt
 
 
 async def write(session: Session, commits: Sequence[Commit], *, barely: bool = False) -> Flushed:
-    """Write outcomes, and all that hangs on them, in the transaction of the session."""
+    """Write outcomes, and all that hangs on them, in the transaction of the session; but for slots of bare ones, whose
+    limits nobody locks who waits for the disk."""
     held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
     ready = await _with_free_parents(session, commits)
     flushed = Flushed(await _committed(session, ready, barely=barely) if ready else [])
@@ -114,7 +115,9 @@ async def write(session: Session, commits: Sequence[Commit], *, barely: bool = F
     if held:  # locked last: nobody who wants a key may wait for what we wait for above (a spawn's keyed child)
         await keys.lock(session, held)
         flushed.freed_queues += await keys.free(session, held)
-    if slots := _slots(landed):
+    if barely:
+        flushed.slots = _slots(landed)
+    elif slots := _slots(landed):
         flushed.freed_queues += await limits.free(session, slots)
     return flushed
 

@@ -46,8 +46,8 @@ class Contender(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The answer to a claim: what is ours, what waits behind a busy key, what we do not know, what to try again, and
-    what needs limits; if what is ours has begun with its claim, also what it begins with; and, if the limits were asked
-    with the claim, whom they put aside."""
+    what needs limits. `begun`: what our claims begin with, if they have begun already. `held`: what found no slot of
+    its limit, and stands in its line now."""
 
     claims: list[Claim]
     busy: list[Contender]
@@ -72,8 +72,8 @@ class Claimed:
 
     @property
     def needs_limits(self) -> bool:
-        """Whether some of what was looked at needs limits."""
-        return bool(self.limited or self.held) or any(claim.needs is not None for claim in self.claims)
+        """Whether some of what was looked at needs limits. (Of claims, all have asked them, or none.)"""
+        return bool(self.limited or self.held or (self.claims and self.claims[0].needs is not None))
 
     @property
     def is_bare(self) -> bool:

@@ -196,7 +196,7 @@ begin
   end if;
   perform stepwell._lock_limits(names);
 
-  -- What stands there by now. Others may have taken some, and what needs anything else is for the next claim.
+  -- What stands there by now: others may have taken some, or hold some locked. What needs anything else is missed.
   select array_agg(w.id) filter (where w.is_plain), array_agg(w.concurrency_limit) filter (where w.is_plain),
          bool_and(w.is_plain)
   into ids, names, is_plain

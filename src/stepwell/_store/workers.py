@@ -92,22 +92,22 @@ class Begun(msgspec.Struct, frozen=True):
 
 async def begin(
     db: Queryable, worker_id: int, begun_at: datetime, waiting: Sequence[int], ids: Sequence[int],
-    *, hold_slots: bool = False,
+    *, by_limits: bool = False,
 ) -> Begun | None:  # fmt: skip
     """Note that claims begin; returns what with, or None if the lease is gone.
 
-    `hold_slots`: some of them do, and their claim may not be on the disk yet; it is then.
+    `by_limits`: some of them have been admitted by limits, which need not be on the disk yet; it is then.
     """
     try:
         [(is_held, found, states, unchecked)] = await db.fetch(
-            "workers/begin", worker_id, begun_at, numbers(waiting), numbers(ids), hold_slots
+            "workers/begin", worker_id, begun_at, numbers(waiting), numbers(ids), by_limits
         )
     except Refusal:  # together their states are more than Postgres can say in one text
         if len(ids) == 1:
             raise
         middle = len(ids) // 2
-        one = await begin(db, worker_id, begun_at, waiting, ids[:middle], hold_slots=hold_slots)
-        other = await begin(db, worker_id, begun_at, waiting, ids[middle:], hold_slots=hold_slots)
+        one = await begin(db, worker_id, begun_at, waiting, ids[:middle], by_limits=by_limits)
+        other = await begin(db, worker_id, begun_at, waiting, ids[middle:], by_limits=by_limits)
         if one is None or other is None:
             return None
         return Begun(one.states | other.states, one.unchecked | other.unchecked)

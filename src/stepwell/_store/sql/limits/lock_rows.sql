@@ -3,6 +3,8 @@
 --   admits also shares the lock of the limit's name, which is of all its parts; limits/lock_name.sql takes that alone:
 --   so when a change of the limit is answered, nobody admits by the old one any more.
 --   Whoever claims meanwhile passes these rows over, and finds others: it need not wait for a look at the same ones.
+--   What hangs on it need not wait for the disk, so that the next one has the limits at once; workers/begin.sql does,
+--   before a step runs.
 -- Index: the primary key (|| '': no other).
 -- Locks: the rows, skip locked; then one advisory lock per name, then one per limit, each in the order of their hashes,
 --   held to the commit. Nobody waits for a row while it holds a limit.
@@ -26,4 +28,4 @@ with needed as materialized (
 )
 select n.kind, n.key, pg_advisory_xact_lock(n.hash)::text as locked
 from (select kind, key, hash from names order by hash) n
-where (select number from shared) > 0
+where (select number from shared) > 0 and (select set_config('synchronous_commit', 'off', true)) = 'off'

@@ -1,9 +1,9 @@
 -- Note that a worker's claims up to $2 have begun, but for those still waiting ($3), and read the states of $4.
--- $5: some of them hold slots by limits/claim.sql.
+-- $5: some of them have slots or tokens of limits.
 -- Keeps: the note is there before any of these steps runs, so that the reaper counts crashes of begun steps only.
 --   It need not survive a crash of the server (the claims it speaks of count as begun then): no wait for the disk.
---   Slots must: with $5 it waits, by which all that was committed before is on the disk too, and what is no longer the
---   worker's, since the server crashed between both, does not begin.
+--   What limits have given must: with $5 it waits, by which all that was committed before is on the disk too, and what
+--   is no longer the worker's, since the server crashed between both, does not begin.
 -- Index: the primary keys. Locks: the worker's row.
 -- Returns: one row: whether the worker is there (a lease that ran out in an outage is not buried yet, and its next beat
 --   renews it); the ids that are, their states between separators (\x1e, which JSON escapes), and the ids of those that
