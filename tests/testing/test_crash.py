@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, HarnessError, Machine, Next, Status, step
+from stepwell import ConcurrencyLimit, Context, Done, HarnessError, Machine, Next, Status, step
 from stepwell.testing import POINTS, Harness
 from tests.conftest import MakeHarness
 from tests.testing.machines import Family, Greeting
@@ -71,6 +71,17 @@ async def test_a_crash_is_aimed_at_a_step_and_at_a_time(h: Harness) -> None:
 
     assert [e.facts["attempt"] for e in h.effects if e.name == "end"].count(1) == 1
     assert (tally.crashes, tally.ended) == (1, {Status.DONE: 3})
+
+
+@pytest.mark.parametrize("point", ["limiter.admitted", "executor.begun", "flusher.before_commit", "flusher.committed"])
+async def test_a_crash_under_a_limit_keeps_nobody_from_its_slot(make_harness: MakeHarness, point: str) -> None:
+    h = await make_harness([Greeting], limits=[ConcurrencyLimit("one", 1)])
+    greetings = await h.engine.start_many([Greeting.child({"name": "you"}, concurrency_limit="one")] * 4)
+    h.crash(point)
+
+    tally = await h.drain(concurrency=4)
+
+    assert (tally.crashes, [(await one.get()).status for one in greetings]) == (1, [Status.DONE] * 4)
 
 
 async def test_several_crashes_in_one_drain(h: Harness) -> None:

@@ -17,9 +17,10 @@ from stepwell._core.faults import Contention, Outage, Refusal, StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._runtime.announcer import Announcer
+from stepwell._runtime.offers import Offers
 from stepwell._runtime.tally import Tally
 from stepwell._service import STOP_GRACE, Service
-from stepwell._store import flushes, instances, signals, slots
+from stepwell._store import flushes, instances, signals
 from stepwell._store.database import Database
 from stepwell._store.instances import Trace
 from stepwell.errors import RefusedByDatabase
@@ -32,7 +33,6 @@ AT_ONCE = 32  # steps that begin, or go on, before the loop turns to other thing
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 WARINESS = 1.0  # after a bare commit had to wait for somebody's transaction: it may not be the only one
-FILL_AGAIN = 0.5  # seconds, until slots are offered again that could not be
 FEW = 16  # bare outcomes, that are not worth a statement of their own beside others
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
 APART_PATIENCE = timedelta(milliseconds=200)
@@ -81,7 +81,7 @@ class Flusher(Service):
         self._alone: set[asyncio.Task[None]] = set()
         self._apart = asyncio.Semaphore(MOST_APART)
         self._leftovers: list[int] = []  # instances that are done, with inboxes to be dropped
-        self._unfilled: list[str] = []  # limits, once for each slot that somebody else may have
+        self.offers = Offers(database, announcer.may_run)
         self._sweeping: asyncio.Task[None] | None = None
         self._is_over = False
         self._wary_until = 0.0  # rows are locked, or passed over, before anything is written
@@ -141,7 +141,7 @@ class Flusher(Service):
         batch = self._one_per_row([entry for entry in batch if not entry.answer.cancelled()])
         batch = self._without_keyed_spawns(batch)
         if not batch:
-            return 0.0 if self._pending else await self._offer_slots()
+            return 0.0 if self._pending else await self.offers.make()
         self._flying = len(batch)
         try:
             if _probes.hooks:
@@ -156,7 +156,7 @@ class Flusher(Service):
             raise
         finally:
             self._flying = 0
-        again = await self._offer_slots()
+        again = await self.offers.make()
         return 0.0 if self._pending else again
 
     def _next_batch(self) -> list[_Entry]:
@@ -245,7 +245,7 @@ class Flusher(Service):
             return
         if flushed.was_hindered:
             self._wary_until = perf_counter() + WARINESS
-        self._unfilled += flushed.slots
+        self.offers.add(flushed.slots)
         if flushed.is_as_meant:
             await self._note_as_meant(batch)
             return
@@ -279,19 +279,6 @@ class Flusher(Service):
             entry.verdict = Verdict.GOES_ON if entry.commit.goes_on else Verdict.COMMITTED
         self._tally.committed += len(batch)
         self._tell(batch)
-
-    async def _offer_slots(self) -> float | None:
-        """Let others have the slots of what is committed; returns when to try again, if that did not work."""
-        if not self._unfilled:
-            return None
-        free, self._unfilled = self._unfilled, []
-        try:
-            self._announcer.may_run(await slots.let_go(self._database, free))
-        except StoreFault as error:
-            log.warning("flusher: nobody was let go for %d slots: %s; trying again", len(free), error)
-            self._unfilled += free
-            return FILL_AGAIN
-        return None
 
     async def _sweep(self) -> None:
         """Drop the inboxes of what is done, while nobody waits for it; what is left over in an outage is pruned."""
@@ -338,8 +325,8 @@ class Flusher(Service):
             elif entry.doubted is not None and trace is not None and _has_landed(entry.commit, trace):
                 self._announcer.landed(entry.doubted)
                 self._answer(entry, Verdict.COMMITTED)
-                if entry.commit.claim.concurrency_limit is not None:  # nobody may have been let go for it
-                    self._unfilled.append(entry.commit.claim.concurrency_limit)
+                if (limit := entry.commit.claim.concurrency_limit) is not None:
+                    self.offers.add([limit])  # nobody may have been let go for it
             else:
                 log.warning("flusher: %s: stale, its claim is no longer ours", entry.commit.claim.label)
                 self._announcer.stale(entry.commit)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from stepwell._runtime.place import here, is_dead
-from stepwell._store import instances, workers
+from stepwell._store import instances, keys, workers
 from stepwell._store.database import Database
 from stepwell._store.instances import Reaped
 
@@ -70,7 +70,8 @@ class Lease:
         return await self.bury(dead, max_crashes)
 
     async def bury(self, dead: Sequence[int], max_crashes: int) -> tuple[list[Reaped], list[str]]:
-        """End the leases of dead workers and reap what they left; also returns the queues of others that go on."""
+        """End the leases of dead workers and reap what they left; also returns the queues of others that go on, also
+        behind slots that the dead had not offered to them yet."""
         await workers.leave(self._database, dead, by_itself=False)
         reaped: list[Reaped] = []
         freed: list[str] = []
@@ -80,7 +81,7 @@ class Lease:
             freed += queues
             if not rows:  # what is left is locked; the reaper comes for it
                 break
-        return reaped, freed
+        return reaped, freed + await keys.free_idle(self._database)
 
 
 def _release() -> str:

@@ -195,10 +195,11 @@ class SteppedWorker(Worker):
         self._intake.raise_fault()
 
     async def finish(self, patience: float) -> list[Claim]:
-        """Wait, not too long, until something that was begun is over; returns that."""
+        """Wait, not too long, until something that was begun is over, with all that hangs on it; returns that."""
         waits = self._hands.under_way()
         if waits and not self._ended():
             await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        await self._flusher.offers.made()
         ended = self._ended()
         self.taken = [claim for claim in self.taken if claim not in ended]
         return ended
