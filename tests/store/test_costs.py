@@ -256,7 +256,7 @@ async def test_a_signal_costs_four_statements_to_the_end_of_its_instance_and_the
         await eventually(lambda: "signals/drop" in tally.sent)
 
         spent = [name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}]
-        assert spent == ["signals/deliver", "instances/claim_at_once", "instances/commit_bare", "signals/drop"]
+        assert spent == ["signals/deliver_plain", "instances/claim_at_once", "instances/commit_bare", "signals/drop"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import msgspec
 from stepwell._core.codec import decode_value
 from stepwell._core.records import Signal
 from stepwell._store.database import Queryable
+from stepwell._store.wire import SEPARATOR, numbers
 
 _INBOX = msgspec.json.Decoder(list[tuple[int, str, str | None, str | None, datetime]])
 
@@ -33,7 +34,13 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     is_orphaned: bool  # its key had a holder that ended while we waited: there may be a successor
 
 
+_NOBODY = Delivery(None, None, is_orphaned=False)
+
+
 async def deliver(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]:
+    """Store signals, and wake who awaits them; the short way, if they need no more than their targets."""
+    if _are_plain(signals):
+        return await _deliver_plain(db, signals)
     rows = await db.fetch(
         "signals/deliver",
         [s.id for s in signals],
@@ -47,6 +54,24 @@ async def deliver(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]
         Delivery(target, queue, target is None and resolved is not None and signals[position].key is not None)
         for position, target, resolved, queue in rows
     ]
+
+
+def _are_plain(signals: Sequence[NewSignal]) -> bool:
+    """Whether each is for another instance, known by its id, and has to be remembered by nobody."""
+    ids = {s.id for s in signals if s.key is None and s.dedup_key is None and SEPARATOR not in s.name}
+    return len(ids) == len(signals)
+
+
+async def _deliver_plain(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]:
+    in_order = sorted(signals, key=lambda s: s.id or 0)
+    rows = await db.fetch(
+        "signals/deliver_plain",
+        numbers([s.id or 0 for s in in_order]),
+        SEPARATOR.join([s.name for s in in_order]),
+        SEPARATOR.join([s.payload for s in in_order]),
+    )
+    found = {int(id_): Delivery(int(id_), queue, False) for queue, ids in rows for id_ in ids.split(",")}
+    return [found.get(s.id or 0, _NOBODY) for s in signals]
 
 
 async def load(db: Queryable, ids: Sequence[int]) -> dict[int, tuple[Signal, ...]]:

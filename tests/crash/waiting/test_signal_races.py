@@ -16,18 +16,41 @@ def paid(target: int | str, dedup_key: str | None = None) -> NewSignal:
     return NewSignal(id=id_, tenant="", key=key, name="paid", payload="1", dedup_key=dedup_key)
 
 
-async def test_a_delivery_waits_for_a_park_under_way_and_wakes_it(contest: Contest) -> None:
+EITHER_WAY = pytest.mark.parametrize("dedup_key", [None, "event"], ids=["the short way", "the long way"])
+
+
+@EITHER_WAY
+async def test_a_delivery_waits_for_a_park_under_way_and_wakes_it(contest: Contest, dedup_key: str | None) -> None:
     """Scenario 27."""
     parking, delivering = await contest.join()
     claim = await contest.executing(parking)
     await parking.begin()
     assert await contest.flush(parking, parked(claim, "paid")) == [claim.id]
 
-    delivery = await contest.blocked(delivering, contest.client(delivering).signal(claim.id, "paid", 1, None, None))
+    sending = contest.client(delivering).signal(claim.id, "paid", 1, dedup_key, None)
+    delivery = await contest.blocked(delivering, sending)
     await parking.commit()
     await delivery
 
     assert await contest.row(claim.id, "status") == "runnable"
+    assert await contest.inbox(claim.id) == [("paid", "1")]
+
+
+async def test_judged_by_its_snapshot_a_plain_delivery_would_leave_the_park_asleep_with_its_signal(
+    contest: Contest,
+) -> None:
+    parking, delivering = await contest.join()
+    read = "(select s.status from stepwell.instances s where s.id = g.id)"
+    delivering.change("signals/deliver_plain", ("when i.status = 'awaiting", f"when {read} = 'awaiting"))
+    claim = await contest.executing(parking)
+    await parking.begin()
+    await contest.flush(parking, parked(claim, "paid"))
+
+    delivery = await contest.blocked(delivering, signals.deliver(delivering, [paid(claim.id)]))
+    await parking.commit()
+    await delivery
+
+    assert await contest.row(claim.id, "status") == "awaiting_signal"
     assert await contest.inbox(claim.id) == [("paid", "1")]
 
 
@@ -44,7 +67,7 @@ async def test_without_its_lock_a_delivery_would_miss_the_park_and_leave_it_asle
     await parking.begin()
     await contest.flush(parking, parked(claim, "paid"))
 
-    await signals.deliver(delivering, [paid(claim.id)])
+    await signals.deliver(delivering, [paid(claim.id, "event")])
     await parking.commit()
 
     assert await contest.row(claim.id, "status") == "awaiting_signal"
@@ -148,6 +171,31 @@ async def test_a_delivery_that_waited_for_its_targets_end_finds_no_target_and_st
     with pytest.raises(NoTarget):
         await delivery
     assert await contest.sql("select from stepwell.signals") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "stored"),
+    [([], []), ([("select r.id, stepwell.now(), r.name, r.payload::jsonb\n  from reached r",
+                  "select r.id, stepwell.now(), r.name, r.payload::jsonb\n  from given r")], [("paid", "1")])],
+    ids=["stored for who was reached", "stored for who was meant"],
+)  # fmt: skip
+async def test_a_plain_delivery_that_waited_for_its_targets_end_stores_nothing_since_it_reached_nobody(
+    contest: Contest, changes: list[tuple[str, str]], stored: list[tuple[str, str]]
+) -> None:
+    finishing, delivering = await contest.join()
+    delivering.change("signals/deliver_plain", *changes)
+    claim = await contest.executing(finishing)
+    await finishing.begin()
+    await contest.flush(finishing, done(claim))
+
+    delivery = await contest.blocked(
+        delivering, contest.client(delivering).signal_many([(claim.id, "paid", 1)])
+    )
+    await finishing.commit()
+    [answer] = await delivery
+
+    assert isinstance(answer, NoTarget)
+    assert await contest.inbox(claim.id) == stored
 
 
 async def test_without_its_lock_a_delivery_would_say_ok_and_lose_the_signal_on_a_dead_row(contest: Contest) -> None:
