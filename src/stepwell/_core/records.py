@@ -55,8 +55,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 SUSPECT_AFTER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """One signal in an inbox."""
 
     id: int
@@ -75,8 +74,7 @@ class Failure:
     traceback: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(msgspec.Struct, frozen=True):
     """One child of the latest spawn, as its parent sees it; `index` is its place in the spawn."""
 
     index: int

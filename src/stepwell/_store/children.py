@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stepwell._core.codec import decode_value
 from stepwell._core.records import Child, Failure
-from stepwell._core.status import Status
+from stepwell._core.status import STATUSES
 from stepwell._store.database import Queryable
 
 
@@ -34,7 +34,7 @@ async def load(db: Queryable, rounds: dict[int, int]) -> dict[int, tuple[Child, 
         "children/load", list(rounds), list(rounds.values())
     ):
         child = Child(
-            index, id_, key, machine, version, Status(status), decode_value(state),
+            index, id_, key, machine, version, STATUSES[status], decode_value(state),
             None if result is None else decode_value(result),
             None if error is None else Failure(**decode_value(error)),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.needs import needs_text
 from stepwell._core.records import Claim, Failure, Instance
-from stepwell._core.status import Hold, Status
+from stepwell._core.status import STATUSES, Hold, Status
 from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.limits import Held
@@ -258,12 +258,9 @@ async def commit(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
     """Commit outcomes whose claims still hold; see flushes.py for what goes around it."""
     rows = await db.fetch("instances/commit", encode_commits(commits))
     return [
-        Committed(id_, _STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
+        Committed(id_, STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
         for id_, status, queue, hold, *rest in rows
     ]
-
-
-_STATUSES = {str(status): status for status in Status}
 
 
 async def verify(db: Queryable, ids: Sequence[int]) -> dict[int, Trace]:
