@@ -70,7 +70,7 @@ class Node:
                 database._pool.terminate()
         services = (
             worker._claimer, worker._timers, worker._sharer, worker._reaper, worker._pruner, worker._flusher,
-            worker._asking._reconciler,
+            worker._spawner, worker._asking._reconciler,
         )  # fmt: skip
         for service in services:
             service._stopping = True  # the driver may turn a cancellation into an error of its own
@@ -80,7 +80,7 @@ class Node:
             hand.abandon("killed")
             if hand.task is not None:
                 tasks.append(hand.task)
-        tasks += [*worker._flusher._alone, *worker._intake._beginnings, *worker._renewals]
+        tasks += [*worker._flusher._alone, *worker._spawner._alone, *worker._intake._beginnings, *worker._renewals]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -110,7 +110,13 @@ def commit_bare(given: Sample, size: int) -> tuple[Any, ...]:
     claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
     ids, workers, fences = zip(*claims, strict=True)
     texts = ["{" + ",".join(map(str, each)) + "}" for each in (ids, fences, ["runnable"] * len(ids))]
-    return workers[0], len(ids), *texts, *("\x1e".join([text] * len(ids)) for text in ("pack", '{"order": 1}', ""))
+    words = ["\x1e".join([text] * len(ids)) for text in ("pack", '{"order": 1}', "")]
+    return workers[0], len(ids), *texts, *words, "{}"
+
+
+def commit_ends(given: Sample, size: int) -> tuple[Any, ...]:
+    *outcomes, _ = commit_bare(given, size)
+    return *outcomes, "{" + ",".join(map(str, given.parents[:20])) + "}"
 
 
 def start(_: Sample, size: int) -> tuple[Any, ...]:
@@ -150,6 +156,11 @@ def deliver(given: Sample, size: int) -> tuple[Any, ...]:
     size = len(ids)
     none = [None] * size
     return ids, [""] * size, none, ["paid"] * size, ["7"] * size, [f"event of {id_}" for id_ in ids]
+
+
+def deliver_plain(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.parked[:size] or list(range(1, size + 1))
+    return "{" + ",".join(map(str, ids)) + "}", *("\x1e".join([text] * len(ids)) for text in ("paid", "7"))
 
 
 def deliver_by_key(_: Sample, size: int) -> tuple[Any, ...]:
@@ -207,6 +218,7 @@ CASES = [
     Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
     *(Case("instances/commit_bare", commit_bare, n, per_row=40) for n in (1, 100, 1000)),
+    Case("instances/commit_bare", commit_ends, 100, per_row=41),
     Case("instances/tick", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
          _on("due", "claim", "fair", "pkey", "deadline")),
     *(Case("workers/begin", partial(begin, by_limits=slots), 50, _on("pkey"), 10) for slots in (False, True)),
@@ -249,6 +261,7 @@ CASES = [
     Case("instances/find_buried", lambda given, n: (given.runnable[:n],), 100, per_row=10),
     Case("instances/unstart", lambda given, n: (given.runnable[:n],), 100, per_row=11),
     *(Case("signals/deliver", deliver, n, _on("guard", "pkey"), 60, session="client") for n in (1, 100)),
+    *(Case("signals/deliver_plain", deliver_plain, n, _on("pkey"), 50, session="client") for n in (1, 100)),
     Case("signals/deliver", deliver_by_key, 100, _on("guard", "pkey"), 60, session="client"),
     *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),
     Case("instances/start", start_keyed, 1000, frozenset(), 25, 40, "client"),

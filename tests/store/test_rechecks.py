@@ -72,7 +72,7 @@ def bare(ids: tuple[int, ...], worker: int, status: str = "runnable") -> tuple[A
     numbers = ",".join(map(str, ids))
     return (
         worker, len(ids), f"{{{numbers}}}", f"{{{each(1, ',')}}}", f"{{{each(status, ',')}}}", each("pack", "\x1e"),
-        each('{"new": true}', "\x1e"), "",
+        each('{"new": true}', "\x1e"), "", "{}",
     )  # fmt: skip
 
 
@@ -182,6 +182,107 @@ async def test_a_mark_and_a_signal_that_come_meanwhile_are_told_by_a_bare_commit
     assert (stayed["status"], stayed["worker_id"], stayed["fence"]) == ("executing", worker, 2)
     assert (sent_back["status"], sent_back["worker_id"], sent_back["fence"]) == ("runnable", None, 2)
     assert stayed["state"] == sent_back["state"] == '{"new": true}'
+
+
+@pytest.fixture
+async def family(connection: asyncpg.Connection, two: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    """A parent that waits for the two rows, which are its children."""
+    parent = await connection.fetchval(
+        "insert into stepwell.instances (machine, version, step, queue, status, due_at, created_at, updated_at, round, "
+        "children_pending) values ('order', 1, 'join', 'default', 'awaiting_children', now(), now(), now(), 1, 2) "
+        "returning id"
+    )
+    await connection.execute(
+        "update stepwell.instances set parent_id = $1, parent_round = 1, child_index = id where id = any ($2)",
+        parent, list(two),
+    )  # fmt: skip
+    return parent, two
+
+
+async def waits_for(connection: asyncpg.Connection, parent: int) -> tuple[str, int]:
+    found = await connection.fetchrow("select status, children_pending from stepwell.instances where id = $1", parent)
+    assert found is not None
+    return found["status"], found["children_pending"]
+
+
+def ends(children: tuple[int, ...], worker: int, parent: int) -> tuple[Any, ...]:
+    return *bare(children, worker, "done")[:-1], f"{{{parent}}}"
+
+
+async def test_a_bare_end_is_counted_with_what_others_have_counted_since_the_snapshot(
+    url: str, connection: asyncpg.Connection, family: tuple[int, tuple[int, int]]
+) -> None:
+    parent, (first, _) = family
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first)
+
+    async with gate_before(url, parent) as gate:
+        committing = await gate.send("instances/commit_bare", *ends((first,), worker, parent))
+        await connection.execute("update stepwell.instances set children_pending = 1 where id = $1", parent)
+        await gate.open()
+        [committed] = await committing
+
+    assert (committed["number"], committed["freed_queues"], committed["joining"]) == (1, ["default"], None)
+    assert await waits_for(connection, parent) == ("runnable", 0)
+
+
+async def test_a_bare_end_whose_parent_somebody_holds_is_left_out_and_its_neighbour_is_counted(
+    url: str, connection: asyncpg.Connection, family: tuple[int, tuple[int, int]]
+) -> None:
+    parent, (first, second) = family
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+    await connection.execute("update stepwell.instances set parent_id = null where id = $1", second)
+    committing = await asyncpg.connect(url, server_settings=WORKER)
+
+    async with connection.transaction():
+        await connection.execute("select from stepwell.instances where id = $1 for no key update", parent)
+        [committed] = await committing.fetch(
+            statement("instances/commit_bare"), *ends((first, second), worker, parent)
+        )
+
+    assert (committed["ids"], committed["freed_queues"]) == ([second], None)
+    assert await waits_for(connection, parent) == ("awaiting_children", 2)
+    assert (await row(connection, first))["status"] == "executing"
+    await committing.close()
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["joined = true", "continues_unit_id = 7", "parent_id = 0"],
+    ids=["it was counted before", "it is an answer that went on by itself", "its parent is gone"],
+)
+async def test_an_end_that_only_the_long_way_can_count_is_left_to_it(
+    connection: asyncpg.Connection, family: tuple[int, tuple[int, int]], why: str
+) -> None:
+    parent, (first, second) = family
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+    await connection.execute(f"update stepwell.instances set {why} where id = $1", first)
+
+    [committed] = await connection.fetch(
+        statement("instances/commit_bare"), *ends((first, second), worker, parent)
+    )
+
+    assert (committed["ids"], committed["freed_queues"]) == ([second], None)
+    assert await waits_for(connection, parent) == ("awaiting_children", 1)
+    assert (await row(connection, first))["status"] == "executing"
+
+
+async def test_an_end_of_an_earlier_round_is_committed_and_counted_nowhere(
+    connection: asyncpg.Connection, family: tuple[int, tuple[int, int]]
+) -> None:
+    parent, (first, second) = family
+    worker = await enter_worker(connection)
+    await claim_for(connection, worker, first, second)
+    await connection.execute("update stepwell.instances set parent_round = 0 where id = $1", first)
+
+    [committed] = await connection.fetch(
+        statement("instances/commit_bare"), *ends((first, second), worker, parent)
+    )
+
+    assert (committed["number"], committed["ids"]) == (2, None)
+    assert await waits_for(connection, parent) == ("awaiting_children", 1)
 
 
 async def test_a_bare_commit_gives_up_soon_where_a_foreign_transaction_holds_a_row_and_has_committed_nothing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from stepwell import _probes
@@ -39,7 +39,7 @@ class Claimer(Service):
         lease: Lease,
         lanes: Lanes,
         intake: Intake,
-        flusher: Flusher,
+        flushers: Sequence[Flusher],
         limiter: Limiter,
         prefetch: int,
         min_demand: int,
@@ -52,7 +52,7 @@ class Claimer(Service):
         self._lease = lease
         self._lanes = lanes
         self._intake = intake
-        self._flusher = flusher
+        self._flushers = flushers
         self._limiter = limiter
         self._prefetch = prefetch
         self._min_demand = min_demand
@@ -81,9 +81,9 @@ class Claimer(Service):
     async def _fill(self, lane: Lane) -> bool:
         """Claim into one lane; True if rows were there that may be claimable in a moment."""
         room = lane.demand(self._prefetch, self._min_demand)
-        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - self._flusher.waiting)
-        if demand <= 0 or self._flusher.is_laden:
-            return room > 0  # so it is for the flusher to go on first
+        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - sum([flusher.waiting for flusher in self._flushers]))
+        if demand <= 0 or any(flusher.is_laden for flusher in self._flushers):
+            return room > 0  # so it is for the flushers to go on first
         begins = self._may_begin(lane, demand)
         if begins:
             demand = min(demand, AT_ONCE)

@@ -48,6 +48,7 @@ class Executor:
         self,
         *,
         flusher: Flusher,
+        spawner: Flusher,
         hands: Hands,
         lanes: Lanes,
         tally: Tally,
@@ -58,6 +59,7 @@ class Executor:
         filler: Filler,
     ) -> None:
         self._flusher = flusher
+        self._spawner = spawner  # of those outcomes that insert children: others do not wait for that
         self._hands = hands
         self._lanes = lanes
         self._tally = tally
@@ -151,7 +153,8 @@ class Executor:
         if hand.abandoned:  # by its own step, or it has caught the cancellation
             return
         hand.submitted, hand.goes_on = True, commit.goes_on
-        self._flusher.take_over(commit, Handover(hand, commit, run, copy_context(), self, following))
+        flusher = self._flusher if commit.children is None else self._spawner
+        flusher.take_over(commit, Handover(hand, commit, run, copy_context(), self, following))
         hand.is_pending = True
 
     def answered(self, given: Handover, verdict: Verdict) -> None:
@@ -215,7 +218,7 @@ class Executor:
 
     def _submit(self, hand: Hand, commit: Commit) -> asyncio.Future[Verdict]:
         hand.submitted, hand.goes_on = True, commit.goes_on
-        return self._flusher.submit(commit)
+        return (self._flusher if commit.children is None else self._spawner).submit(commit)
 
     async def _attempt(self, hand: Hand, run: Run) -> Commit:
         """Run the step; an error, or an outcome that can not be, goes to `handle`."""

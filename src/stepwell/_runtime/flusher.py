@@ -22,6 +22,7 @@ from stepwell._runtime.tally import Tally
 from stepwell._service import STOP_GRACE, Service
 from stepwell._store import flushes, instances, signals
 from stepwell._store.database import Database
+from stepwell._store.flushes import Flushed
 from stepwell._store.instances import Trace
 from stepwell.errors import RefusedByDatabase
 
@@ -33,6 +34,8 @@ AT_ONCE = 32  # steps that begin, or go on, before the loop turns to other thing
 FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 WARINESS = 1.0  # after a bare commit had to wait for somebody's transaction: it may not be the only one
+ITEMS_LAST = 1.0  # after answers went on by themselves: their ends are counted another way than those of children
+SWEEP_AFTER = 0.05  # seconds in which inboxes gather that are to be dropped: they are in nobody's way
 FEW = 16  # bare outcomes, that are not worth a statement of their own beside others
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
 APART_PATIENCE = timedelta(milliseconds=200)
@@ -71,8 +74,8 @@ class _Entry(msgspec.Struct, eq=False, gc=False):
 class Flusher(Service):
     """Commits outcomes in batches. One bad row never fails its neighbours, and an outage loses none."""
 
-    def __init__(self, database: Database, announcer: Announcer, tally: Tally) -> None:
-        super().__init__("flusher")
+    def __init__(self, database: Database, announcer: Announcer, tally: Tally, name: str = "flusher") -> None:
+        super().__init__(name)
         self._database = database
         self._announcer = announcer
         self._tally = tally
@@ -85,6 +88,7 @@ class Flusher(Service):
         self._sweeping: asyncio.Task[None] | None = None
         self._is_over = False
         self._wary_until = 0.0  # rows are locked, or passed over, before anything is written
+        self._items_until = 0.0  # ends are counted in a transaction, and not by the statement that commits them
         self._flying = 0  # commits that the current tick has taken
 
     def start(self, after: float | None = 0.0) -> None:
@@ -238,17 +242,26 @@ class Flusher(Service):
         try:
             flushed = await flushes.flush(
                 self._database, [entry.commit for entry in batch], lock_timeout=lock_timeout,
-                barely=barely,
+                barely=barely, counting=perf_counter() >= self._items_until,
             )  # fmt: skip
         except Refusal as error:
             await self._isolate(batch, error)
             return
         if flushed.was_hindered:
             self._wary_until = perf_counter() + WARINESS
+        if flushed.has_items:
+            self._items_until = perf_counter() + ITEMS_LAST
+        if flushed.is_partial and not flushed.committed:
+            await self._flush(batch)
+            return
         self.offers.add(flushed.slots)
         if flushed.is_as_meant:
-            await self._note_as_meant(batch)
-            return
+            await self._note_as_meant(batch, flushed.freed_queues)
+        else:
+            await self._note(batch, flushed)
+
+    async def _note(self, batch: list[_Entry], flushed: Flushed) -> None:
+        """Answer those that are committed, and look after the others."""
         if _probes.hooks:
             await _probes.reach("flusher.committed", ids=[row.id for row in flushed.committed])
         rows = {row.id: row for row in flushed.committed}
@@ -264,17 +277,18 @@ class Flusher(Service):
         self._tally.committed += len(answered)
         self._tell(answered)
         if missing:
-            await self._settle(missing)
+            await (self._flush(missing) if flushed.is_partial else self._settle(missing))
         if flushed.leftovers:
             self._leftovers += flushed.leftovers
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
 
-    async def _note_as_meant(self, batch: list[_Entry]) -> None:
-        """Answer a batch that is committed whole, with no consequence but what its commits say."""
+    async def _note_as_meant(self, batch: list[_Entry], freed_queues: list[str]) -> None:
+        """Answer a batch that is committed whole, with no consequence but what its commits say, and its parents."""
         if _probes.hooks:
             await _probes.reach("flusher.committed", ids=[entry.commit.claim.id for entry in batch])
         self._announcer.as_meant([entry.commit for entry in batch])
+        self._announcer.may_run(freed_queues)
         for entry in batch:
             entry.verdict = Verdict.GOES_ON if entry.commit.goes_on else Verdict.COMMITTED
         self._tally.committed += len(batch)
@@ -283,6 +297,7 @@ class Flusher(Service):
     async def _sweep(self) -> None:
         """Drop the inboxes of what is done, while nobody waits for it; what is left over in an outage is pruned."""
         while self._leftovers:
+            await asyncio.sleep(SWEEP_AFTER)
             dropped, self._leftovers = self._leftovers, []
             try:
                 await signals.drop(self._database, dropped, alone=True)

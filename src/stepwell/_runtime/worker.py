@@ -90,10 +90,12 @@ class Worker:
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
+        self._spawner = Flusher(self._database, announcer, self.tally, "spawner")
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
         caller = Caller(self._lanes.slots, around_sync_steps)
         self._executor = Executor(
-            flusher=self._flusher, hands=self._hands, lanes=self._lanes, tally=self.tally, transactor=self._transactor,
+            flusher=self._flusher, spawner=self._spawner, hands=self._hands, lanes=self._lanes, tally=self.tally,
+            transactor=self._transactor,
             surroundings=Surroundings(
                 self._registry, settings.max_payload, resources, partial(units.outputs, self._database),
                 caller.keep_thread,
@@ -111,7 +113,7 @@ class Worker:
         )  # fmt: skip
         self._claimer = Claimer(
             database=self._database, registry=self._registry, notifier=self._notifier, lease=self._lease,
-            lanes=self._lanes, intake=self._intake, flusher=self._flusher, limiter=limiter,
+            lanes=self._lanes, intake=self._intake, flushers=(self._flusher, self._spawner), limiter=limiter,
             prefetch=settings.prefetch, min_demand=settings.min_demand, give_back=self._give_back,
         )  # fmt: skip
         self._reaper = Reaper(
@@ -163,6 +165,7 @@ class Worker:
         await self._notifier.listen()
         self._subscribe()
         self._flusher.start()
+        self._spawner.start()
         if self._transactor is not None:
             await self._transactor.open()
         self._heartbeat.start()
@@ -198,6 +201,7 @@ class Worker:
             log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
         if self._transactor is not None:
             await self._transactor.close()
+        await self._spawner.stop()
         await self._flusher.stop()
         await self._heartbeat.stop()
         try:

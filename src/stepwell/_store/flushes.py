@@ -32,20 +32,24 @@ class Flushed:
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
     transports: list[str] = field(default_factory=list)  # with something to send
     is_as_meant: bool = False  # all of them landed as they were to, and concern nobody else: no rows are told
+    is_partial: bool = False  # what is missing may be for the long way only
+    has_items: bool = False  # some are ends of answers that went on by themselves
     was_hindered: bool = False  # a transaction that is not the engine's held one of its rows
     took: float = 0.0  # seconds from its sending to its answer: delays began in this time
 
 
 async def flush(
-    db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None, barely: bool = False
-) -> Flushed:
+    db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None, barely: bool = False,
+    counting: bool = False,
+) -> Flushed:  # fmt: skip
     """Commit outcomes together: plain ones in one statement, the others in one transaction.
 
     With a lock timeout, who waits longer than that for somebody's lock has a Contention, and nothing is committed.
-    `barely`: all of them are bare, and the statement is tried that locks nothing before it writes.
+    `barely`: all of them are bare, and the statement is tried that locks nothing before it writes; `counting`: ends of
+    children are counted by it, too.
     """
     began = perf_counter()
-    flushed = await _flush_bare(db, commits) if barely else None
+    flushed = await _flush_bare(db, commits, counting=counting) if barely else None
     if flushed is None:
         flushed = await _flush(db, commits, lock_timeout)
     elif flushed.was_hindered:
@@ -54,23 +58,26 @@ async def flush(
     return flushed
 
 
-async def _flush_bare(db: Database, commits: Sequence[Commit]) -> Flushed | None:
-    """Commit bare outcomes the short way, ends of children with their count in one transaction; None if it has none."""
+async def _flush_bare(db: Database, commits: Sequence[Commit], *, counting: bool) -> Flushed | None:
+    """Commit bare outcomes the short way, ends of children with their count in the same statement or transaction; None
+    if there is no such way."""
+    parents = {id_ for commit in commits if commit.claim.parent_id is not None and (id_ := commit.joins) is not None}
     try:
-        if any(commit.claim.parent_id is not None and commit.joins is not None for commit in commits):
+        if parents and not (counting and parents.isdisjoint([commit.claim.id for commit in commits])):
             async with db.transaction() as session:
                 return await write(session, commits, barely=True)
-        landed = await shortcuts.commit_bare(db, commits)
+        landed = await shortcuts.commit_bare(db, commits, parents)
     except Contention:
         return Flushed([], was_hindered=True)
     if landed is None:
         return None
+    freed = landed.freed_queues or []
     if landed.is_as_meant:
-        return Flushed([], slots=_slots(commits), is_as_meant=True)
+        return Flushed([], slots=_slots(commits), freed_queues=freed, is_as_meant=True)
     committed = landed.rows()
     among = {row.id for row in committed}
     slots = _slots([commit for commit in commits if commit.claim.id in among])
-    return Flushed(committed, _left_inboxes(committed), slots)
+    return Flushed(committed, _left_inboxes(committed), slots, freed, is_partial=bool(parents))
 
 
 def _slots(landed: Sequence[Commit]) -> list[str]:
@@ -106,7 +113,8 @@ async def write(session: Session, commits: Sequence[Commit], *, barely: bool = F
     ends = [(row.joins, row.parent_round or 0) for row in flushed.committed if row.joins is not None]
     if ends:
         flushed.freed_queues += await children.join(session, ends)
-    if any(row.continues is not None for row in flushed.committed):
+    flushed.has_items = any(row.continues is not None for row in flushed.committed)
+    if flushed.has_items:
         settled = await units.end_items(
             session, [(row.continues, row.status is Status.DONE) for row in flushed.committed]
         )

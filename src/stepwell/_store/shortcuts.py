@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -14,7 +14,7 @@ from stepwell._store.database import Queryable, Row
 from stepwell._store.instances import Claimed, Committed
 from stepwell._store.signals import read_inbox
 from stepwell._store.units import StoredUnit
-from stepwell._store.wire import encode_bare
+from stepwell._store.wire import encode_bare, numbers
 from stepwell._store.workers import Begun
 from stepwell.errors import InvalidPayload
 
@@ -87,6 +87,7 @@ class Landed(msgspec.Struct, frozen=True):
     joining: list[int] | None  # ends that are to be counted
     rounds: list[int | None] | None
     units: list[int | None] | None
+    freed_queues: list[str] | None  # of parents that go on
 
     @property
     def is_as_meant(self) -> bool:
@@ -119,15 +120,16 @@ class Landed(msgspec.Struct, frozen=True):
         return [_ended(row, parents[row.id], *ends[row.id]) if row.id in ends else row for row in rows]
 
 
-async def commit_bare(db: Queryable, commits: Sequence[Commit]) -> Landed | None:
-    """Commit bare outcomes. None if they are not all of one worker, or a separator is among their words."""
+async def commit_bare(db: Queryable, commits: Sequence[Commit], parents: Collection[int] = ()) -> Landed | None:
+    """Commit bare outcomes, and count ends of children at the given parents; without these, that is left to the caller.
+    None if they are not all of one worker, or a separator is among their words."""
     worker_id = commits[0].claim.worker_id
     if not all(commit.claim.worker_id == worker_id for commit in commits):
         return None
     texts = encode_bare(commits)
     if texts is None:
         return None
-    [row] = await db.fetch("instances/commit_bare", worker_id, len(commits), *texts)
+    [row] = await db.fetch("instances/commit_bare", worker_id, len(commits), *texts, numbers([*parents]))
     return Landed(commits, *row)
 
 

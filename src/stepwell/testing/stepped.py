@@ -217,11 +217,10 @@ class SteppedWorker(Worker):
         self._database.cut()
         self._is_stopping = True
         self._lanes.close()
-        self._flusher._stopping = True  # noqa: SLF001 - a death asks nobody
-        flusher = self._flusher
-        tasks = [
-            *flusher._alone, *self._intake._beginnings, *self._renewals, flusher._task, flusher._sweeping,  # noqa: SLF001
-        ]  # fmt: skip
+        tasks: list[asyncio.Task[None] | None] = [*self._intake._beginnings, *self._renewals]  # noqa: SLF001 - a death asks nobody
+        for flusher in (self._flusher, self._spawner):
+            flusher._stopping = True  # noqa: SLF001
+            tasks += [*flusher._alone, flusher._task, flusher._sweeping]  # noqa: SLF001
         for hand in self._hands.all():
             hand.abandon("killed")
             tasks.append(hand.task)
