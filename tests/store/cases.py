@@ -129,7 +129,14 @@ def start(_: Sample, size: int) -> tuple[Any, ...]:
 
 def start_alike(_: Sample, size: int) -> tuple[Any, ...]:
     states = "\x1e".join(['{"order": 1}'] * size)
-    return states, "{}", "{}", "{}", "order", 1, "ship", "default", 0, None, None, "", None, None
+    return states, "order", 1, "ship", "default", 0, None, None, "", None, None
+
+
+def spawn(_: Sample, size: int) -> tuple[Any, ...]:
+    """Half of them are born claimed."""
+    states, *common = start_alike(_, size)
+    lists = ["{" + ",".join(map(str, numbers)) + "}" for numbers in ([1] * size, [1] * size, range(size))]
+    return states, *lists, *common, size // 2, 1
 
 
 def start_keyed(_: Sample, size: int) -> tuple[Any, ...]:
@@ -268,6 +275,7 @@ CASES = [
     Case("instances/start", start, 1000, frozenset(), 16, 40),
     *(Case("instances/start_alike", start_alike, n, frozenset(), 14, 40, s)
       for n, s in ((1, "client"), (1000, "client"), (1000, "worker"))),
+    *(Case("spawns/start", spawn, n, frozenset(), 16, 40) for n in (1, 1000)),
     *(Case("instances/read", lambda given, n: (given.runnable[:n],), n, session="client") for n in (1, 100)),
     Case("instances/watch", lambda given, _: (given.runnable[7] if given.runnable else 8,), session="client"),
     Case("instances/find_occupants", occupants, 100, _on("guard"), session="anew"),

@@ -203,3 +203,48 @@ def test_who_is_away_leaves_its_slot_to_others_where_steps_are_short(away: int, 
     lane.is_swift, lane.running, lane.away = True, 2, away
 
     assert (lane.free, lane.has_slot) == (free, free > 0)
+
+
+def test_slots_are_reserved_as_far_as_they_are_free_and_not_claimed_for_meanwhile() -> None:
+    lane = idle_lane(10)
+    lane.running = 3
+
+    assert (lane.reserve(5), lane.reserve(5), lane.reserve(5)) == (5, 2, 0)
+    assert (lane.free, lane.demand(0, 1)) == (0, 0)
+
+
+def test_where_steps_are_over_as_soon_as_they_begin_as_many_more_are_reserved_as_there_are_slots() -> None:
+    lane = idle_lane(10)
+    lane.is_swift = True
+
+    assert lane.reserve(50) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("is_paused", True), ("is_closed", True), ("is_limited", True), ("turns", Turns()), ("left_behind", 3)],
+)
+def test_no_slot_is_reserved_where_a_claim_would_bring_something_else_or_be_refused(name: str, value: object) -> None:
+    lane = idle_lane(10)
+    setattr(lane, name, value)
+
+    assert lane.reserve(5) == 0
+
+
+def test_what_may_wait_is_passed_by_no_more_than_there_are_slots_until_a_claim_has_looked() -> None:
+    lane = idle_lane(10)
+    lane.ready = lane.is_swift = True
+
+    passing = 0
+    for _ in range(5):
+        kept = lane.reserve(4)
+        lane.reserved -= kept  # they have run
+        passing += kept
+
+    assert passing == 10
+
+
+def idle_lane(slots: int) -> Lane:
+    lane = Lane("default", slots)
+    lane.ready = False
+    return lane

@@ -88,6 +88,7 @@ class Claimer(Service):
         if begins:
             demand = min(demand, AT_ONCE)
         lane.ready = lane.has_news = False  # before the claim: what arrives while it runs sets them again
+        lane.unasked = 0
         try:
             answer = await self._claim(lane, demand, begins=begins)
         except BaseException:

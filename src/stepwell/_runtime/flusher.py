@@ -17,13 +17,14 @@ from stepwell._core.faults import Contention, Outage, Refusal, StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._runtime.announcer import Announcer
+from stepwell._runtime.landing import goes_on, has_landed, is_ours
+from stepwell._runtime.nursery import Nursery
 from stepwell._runtime.offers import Offers
 from stepwell._runtime.tally import Tally
 from stepwell._service import STOP_GRACE, Service
 from stepwell._store import flushes, instances, signals
 from stepwell._store.database import Database
 from stepwell._store.flushes import Flushed
-from stepwell._store.instances import Trace
 from stepwell.errors import RefusedByDatabase
 
 log = logging.getLogger("stepwell")
@@ -74,8 +75,13 @@ class _Entry(msgspec.Struct, eq=False, gc=False):
 class Flusher(Service):
     """Commits outcomes in batches. One bad row never fails its neighbours, and an outage loses none."""
 
-    def __init__(self, database: Database, announcer: Announcer, tally: Tally, name: str = "flusher") -> None:
+    def __init__(
+        self, database: Database, announcer: Announcer, tally: Tally,
+        *, name: str = "flusher", nursery: Nursery | None = None, most_rows: int = LARGEST_BATCH,
+    ) -> None:  # fmt: skip
         super().__init__(name)
+        self._nursery = nursery
+        self._most_rows = most_rows
         self._database = database
         self._announcer = announcer
         self._tally = tally
@@ -169,7 +175,7 @@ class Flusher(Service):
         for number, entry in enumerate(batch):
             children = entry.commit.children
             rows += 1 if children is None else len(children)
-            if (text + entry.length > LARGEST_TEXT or rows > LARGEST_BATCH) and number:
+            if (text + entry.length > LARGEST_TEXT or rows > self._most_rows) and number:
                 batch = batch[:number]
                 break
             text += entry.length
@@ -240,10 +246,7 @@ class Flusher(Service):
         self, batch: list[_Entry], lock_timeout: timedelta | None = None, *, barely: bool = False
     ) -> None:
         try:
-            flushed = await flushes.flush(
-                self._database, [entry.commit for entry in batch], lock_timeout=lock_timeout,
-                barely=barely, counting=perf_counter() >= self._items_until,
-            )  # fmt: skip
+            flushed = await self._send([entry.commit for entry in batch], lock_timeout, barely=barely)
         except Refusal as error:
             await self._isolate(batch, error)
             return
@@ -259,6 +262,21 @@ class Flusher(Service):
             await self._note_as_meant(batch, flushed.freed_queues)
         else:
             await self._note(batch, flushed)
+
+    async def _send(self, commits: list[Commit], lock_timeout: timedelta | None, *, barely: bool) -> Flushed:
+        """Commit, with slots for children that there is room for."""
+        reserved = None if self._nursery is None else self._nursery.reserve(commits)
+        born: list[Claim] = []
+        try:
+            flushed = await flushes.flush(
+                self._database, commits, lock_timeout=lock_timeout, barely=barely,
+                counting=perf_counter() >= self._items_until, reserved=reserved,
+            )  # fmt: skip
+            born = flushed.born
+        finally:
+            if reserved is not None and self._nursery is not None:
+                self._nursery.settle(reserved, born)
+        return flushed
 
     async def _note(self, batch: list[_Entry], flushed: Flushed) -> None:
         """Answer those that are committed, and look after the others."""
@@ -335,9 +353,9 @@ class Flusher(Service):
             trace = traces.get(entry.commit.claim.id)
             if is_ours(entry.commit.claim, trace):
                 self._bring_again(entry)
-            elif entry.doubted is not None and trace is not None and _goes_on(entry.doubted, trace):
+            elif entry.doubted is not None and trace is not None and goes_on(entry.doubted, trace):
                 self._answer(entry, Verdict.GOES_ON)
-            elif entry.doubted is not None and trace is not None and _has_landed(entry.commit, trace):
+            elif entry.doubted is not None and trace is not None and has_landed(entry.commit, trace):
                 self._announcer.landed(entry.doubted)
                 self._answer(entry, Verdict.COMMITTED)
                 if (limit := entry.commit.claim.concurrency_limit) is not None:
@@ -369,25 +387,3 @@ class Flusher(Service):
             self._tally.committed += 1
         entry.verdict = verdict
         self._tell([entry])
-
-
-def is_ours(claim: Claim, trace: Trace | None) -> bool:
-    """Whether the row, if there is one, is still the claim's."""
-    return trace is not None and (trace.status, trace.worker_id, trace.fence) == (
-        Status.EXECUTING, claim.worker_id, claim.fence,
-    )  # fmt: skip
-
-
-def _goes_on(commit: Commit, trace: Trace) -> bool:
-    """Whether a commit that was to go on has landed: nobody else executes a row under our id, one fence further."""
-    claim = commit.continues_as
-    return (
-        commit.goes_on and trace.status is Status.EXECUTING and trace.worker_id == claim.worker_id
-        and trace.fence == claim.fence
-    )  # fmt: skip
-
-
-def _has_landed(commit: Commit, trace: Trace) -> bool:
-    """Our commit raised the fence by one. A reaper does not raise it; a claim after a reap does, but executes."""
-    grown = trace.fence - commit.claim.fence
-    return grown >= 1 and not (grown == 1 and trace.status is Status.EXECUTING)

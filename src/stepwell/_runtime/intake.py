@@ -66,7 +66,7 @@ class Intake:
     def is_still(self, lane: Lane) -> bool:
         """Whether all that is claimed into this lane would begin at once: nothing runs in it, nothing waits or begins
         in any, and the last claim has left nothing behind."""
-        is_busy = lane.running or lane.away or lane.returning
+        is_busy = lane.running or lane.away or lane.returning or lane.reserved
         return not (is_busy or lane.left_behind is not None or self._beginnings or self._waiting_ids())
 
     async def claim_at_once(

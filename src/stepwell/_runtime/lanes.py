@@ -51,13 +51,16 @@ class Lane:
 
     __slots__ = (
         "away", "buffer", "has_look", "has_news", "is_bare", "is_beginning", "is_closed", "is_limited", "is_paused",
-        "is_swift", "left_behind", "queue", "ready", "returning", "running", "slots", "turns", "yielded_at",
+        "is_swift", "left_behind", "queue", "ready", "reserved", "returning", "running", "slots", "turns", "unasked",
+        "yielded_at",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
         self.slots = slots
         self.running = 0
+        self.reserved = 0  # slots that are kept for children which are being inserted
+        self.unasked = 0  # such slots since the last claim
         self.buffer: deque[Claim] = deque()
         self.away = 0  # instances that run ahead, and whose last step is being committed
         self.returning: deque[Returning] = deque()  # they were away, and others have their slots
@@ -105,13 +108,31 @@ class Lane:
     @property
     def free(self) -> int:
         """Slots that nobody has, and nobody waits for."""
-        return self.slots - self.running - self._kept - len(self.buffer) - len(self.returning)
+        return self.slots - self.running - self._kept - self.reserved - len(self.buffer) - len(self.returning)
 
     @property
     def _kept(self) -> int:
         """Slots of those who are away, that are kept for them. Where steps are over as soon as they begin, they find
         others when they come back; but not too many, so that no worker has much more than it can run."""
         return max(self.away - MOST_AWAY * self.slots, 0) if self.is_swift else self.away
+
+    def reserve(self, number: int) -> int:
+        """Keep slots for up to so many that come without a claim; returns how many.
+
+        None where something waits that a claim would bring first, or where a claim would be refused. Where something
+        may wait, no more than there are slots until a claim has looked: or it could wait for ever. Where steps are over
+        as soon as they begin, as many more as are claimed ahead of them.
+        """
+        is_shut = self.is_paused or self.is_closed or self.is_limited or self.turns is not None
+        if is_shut or self.left_behind is not None or self.returning:
+            return 0
+        room = self.free + (self.slots if self.is_swift else 0)
+        if self.ready:
+            room = min(room, self.slots - self.unasked)
+        kept = max(0, min(number, room))
+        self.reserved += kept
+        self.unasked += kept
+        return kept
 
     def demand(self, prefetch: int, min_demand: int) -> int:
         """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for. Where
@@ -143,6 +164,10 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
+
+    def find(self, queue: str) -> Lane | None:
+        """The lane of this queue, if it is one of ours."""
+        return self._lanes.get(queue)
 
     def __getitem__(self, queue: str) -> Lane:
         return self._lanes[queue]

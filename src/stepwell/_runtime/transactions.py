@@ -17,8 +17,9 @@ from stepwell._core.faults import Outage, Refusal, StoreFault
 from stepwell._core.records import Claim
 from stepwell._core.transition import again
 from stepwell._runtime.announcer import Announcer
-from stepwell._runtime.flusher import FIRST_PATIENCE, LONGEST_PATIENCE, Flusher, is_ours
+from stepwell._runtime.flusher import FIRST_PATIENCE, LONGEST_PATIENCE, Flusher
 from stepwell._runtime.hands import Hand
+from stepwell._runtime.landing import is_ours
 from stepwell._runtime.runs import Run
 from stepwell._runtime.tally import Tally
 from stepwell._store import instances, transactions

@@ -21,14 +21,16 @@ from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.executor import Executor
 from stepwell._runtime.filler import Filler
-from stepwell._runtime.flusher import Flusher, is_ours
+from stepwell._runtime.flusher import Flusher
 from stepwell._runtime.hands import Hands
 from stepwell._runtime.heartbeat import Heartbeat
 from stepwell._runtime.intake import Intake
+from stepwell._runtime.landing import is_ours
 from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.lease import Lease
 from stepwell._runtime.limiter import Limiter
 from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.nursery import Nursery
 from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
 from stepwell._runtime.runs import Surroundings
@@ -44,6 +46,8 @@ from stepwell._store.instances import Trace
 from stepwell.config import Settings
 
 log = logging.getLogger("stepwell")
+
+LARGEST_SPAWN = 300  # rows of one commit of spawns: the first children run while the next are inserted
 
 class Worker:
     """Claims and runs instances until it is stopped. Made by `engine.worker(...)`."""
@@ -90,7 +94,13 @@ class Worker:
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
-        self._spawner = Flusher(self._database, announcer, self.tally, "spawner")
+        self._spawner = Flusher(
+            self._database, announcer, self.tally, name="spawner", most_rows=LARGEST_SPAWN,
+            nursery=Nursery(
+                self._lanes, self._lease, self._registry.labels(),
+                lambda lane, born: self._intake.take(lane, born),  # noqa: PLW0108 - it is made later
+            ),
+        )  # fmt: skip
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
         caller = Caller(self._lanes.slots, around_sync_steps)
         self._executor = Executor(
@@ -197,6 +207,7 @@ class Worker:
         await self._intake.all_begun(max(patience, STOP_GRACE))
         await self._release(self._intake.unbegun())
         left = await self._executor.drain(patience)
+        await self._release(self._intake.unbegun())  # children that were born meanwhile
         if left:
             log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
         if self._transactor is not None:

@@ -10,10 +10,12 @@ from time import perf_counter
 from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.faults import Contention
+from stepwell._core.records import Claim
 from stepwell._core.status import Status
-from stepwell._store import children, instances, keys, limits, shortcuts, signals, units
+from stepwell._store import children, instances, keys, limits, shortcuts, signals, spawns, units
 from stepwell._store.database import Database, Session
 from stepwell._store.instances import Committed, Started
+from stepwell._store.spawns import Reserved
 from stepwell._store.units import Resolved
 
 Spawned = tuple[Commit, int, NewInstance]
@@ -30,6 +32,7 @@ class Flushed:
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
+    born: list[Claim] = field(default_factory=list)  # children that are in the worker's hands already
     transports: list[str] = field(default_factory=list)  # with something to send
     is_as_meant: bool = False  # all of them landed as they were to, and concern nobody else: no rows are told
     is_partial: bool = False  # what is missing may be for the long way only
@@ -40,18 +43,18 @@ class Flushed:
 
 async def flush(
     db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None, barely: bool = False,
-    counting: bool = False,
+    counting: bool = False, reserved: Reserved | None = None,
 ) -> Flushed:  # fmt: skip
     """Commit outcomes together: plain ones in one statement, the others in one transaction.
 
     With a lock timeout, who waits longer than that for somebody's lock has a Contention, and nothing is committed.
     `barely`: all of them are bare, and the statement is tried that locks nothing before it writes; `counting`: ends of
-    children are counted by it, too.
+    children are counted by it, too. `reserved`: slots for children that these spawn.
     """
     began = perf_counter()
     flushed = await _flush_bare(db, commits, counting=counting) if barely else None
     if flushed is None:
-        flushed = await _flush(db, commits, lock_timeout)
+        flushed = await _flush(db, commits, lock_timeout, reserved)
     elif flushed.was_hindered:
         flushed = replace(await _flush(db, commits, lock_timeout), was_hindered=True)
     flushed.took = perf_counter() - began
@@ -89,17 +92,21 @@ def _left_inboxes(committed: list[Committed]) -> list[int]:
     return [row.id for row in committed if row.has_inbox and row.status is Status.DONE]
 
 
-async def _flush(db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None) -> Flushed:
+async def _flush(
+    db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None, reserved: Reserved | None = None
+) -> Flushed:
     if all(commit.is_plain for commit in commits):
         committed = await instances.commit(db, commits)
         return Flushed(committed, _left_inboxes(committed))
     async with db.transaction() as session:
         if lock_timeout is not None:
             await session.run(f"set local lock_timeout = {lock_timeout // timedelta(milliseconds=1)}")
-        return await write(session, commits)
+        return await write(session, commits, reserved=reserved)
 
 
-async def write(session: Session, commits: Sequence[Commit], *, barely: bool = False) -> Flushed:
+async def write(
+    session: Session, commits: Sequence[Commit], *, barely: bool = False, reserved: Reserved | None = None
+) -> Flushed:
     """Write outcomes, and all that hangs on them, in the transaction of the session; but for slots of bare ones, whose
     limits nobody locks who waits for the disk."""
     held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
@@ -108,7 +115,7 @@ async def write(session: Session, commits: Sequence[Commit], *, barely: bool = F
     rows = {row.id: row for row in flushed.committed}
     landed = [commit for commit in ready if commit.claim.id in rows]
     await _use_signals(session, landed, rows, flushed)
-    await _spawn(session, [c for c in landed if c.children], rows, flushed)
+    await _spawn(session, [c for c in landed if c.children], rows, flushed, reserved)
     await _ask(session, landed, rows, flushed)
     ends = [(row.joins, row.parent_round or 0) for row in flushed.committed if row.joins is not None]
     if ends:
@@ -193,14 +200,21 @@ async def _ask(session: Session, landed: list[Commit], rows: dict[int, Committed
         flushed.freed_queues += settled.queues
 
 
-async def _spawn(session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed) -> None:
+async def _spawn(
+    session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed, reserved: Reserved | None
+) -> None:
     """Insert children under their parents' locks, and wait only for those that were inserted."""
     if not landed:
         return
     entries = [(commit, index, child) for commit in landed for index, child in enumerate(commit.children or ())]
     parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
-    started = await instances.start_keyed(session, [child for _, _, child in entries], parents)
-    flushed.freed_queues += [row.queue for row in started if not row.later]
+    children_ = [child for _, _, child in entries]
+    if instances.are_alike(children_):
+        born = await spawns.start(session, children_, parents, reserved)
+        started, flushed.born = born.started, born.claims
+    else:
+        started = await instances.start_keyed(session, children_, parents)
+    flushed.freed_queues += [row.queue for row in started[len(flushed.born) :] if not row.later]
     flushed.spawned = entries, started
     flushed.has_later_children = any(row.later for row in started)
     counts = {commit.claim.id: 0 for commit in landed}

@@ -20,7 +20,7 @@ from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.limits import Held
 from stepwell._store.statements import statement
-from stepwell._store.wire import SEPARATOR, encode_commits, numbers
+from stepwell._store.wire import SEPARATOR, encode_commits
 from stepwell._store.workers import Begun
 from stepwell.errors import InvalidPayload
 
@@ -149,18 +149,23 @@ _NOBODY = (None, None, None)
 
 
 # What entries without a key have in common if they are alike, in the order of start_alike.sql.
-_alike = attrgetter(
+common_of = attrgetter(
     "machine", "version", "step", "queue", "priority", "delay", "at", "tenant", "concurrency_key", "needs"
 )  # fmt: skip
+
+
+def are_alike(entries: Sequence[NewInstance]) -> bool:
+    """Whether they have no keys, and differ in their states only."""
+    common = common_of(entries[0])
+    return all(entry.key is None and common_of(entry) == common for entry in entries)
 
 
 async def start(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
 ) -> list[Started]:
     """Insert instances, or children of the given parents; positions of duplicate keys are missing."""
-    common = _alike(entries[0])
-    if all(entry.key is None and _alike(entry) == common for entry in entries):
-        return await start_alike(db, entries, parents or ())
+    if parents is None and are_alike(entries):
+        return await start_alike(db, entries)
     of: Sequence[Parent | tuple[None, None, None]] = parents or [_NOBODY] * len(entries)
     rows = await db.fetch(
         "instances/start",
@@ -185,19 +190,11 @@ async def start(
     return [Started(*row) for row in rows]
 
 
-async def start_alike(
-    db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] = ()
-) -> list[Started]:
+async def start_alike(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
     """Insert instances without keys that differ in their states only."""
-    *common, needs = _alike(entries[0])
+    *common, needs = common_of(entries[0])
     [(ids, later)] = await db.fetch(
-        "instances/start_alike",
-        SEPARATOR.join([e.state for e in entries]),
-        numbers([parent for parent, _, _ in parents]),
-        numbers([round_ for _, round_, _ in parents]),
-        numbers([index for _, _, index in parents]),
-        *common,
-        needs_text(needs),
+        "instances/start_alike", SEPARATOR.join([e.state for e in entries]), *common, needs_text(needs)
     )
     queue = entries[0].queue
     return [Started(position, id_, queue, later) for position, id_ in enumerate(ids)]

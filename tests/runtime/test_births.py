@@ -1,0 +1,181 @@
+"""Children that the worker has slots for are born in its hands: they need no claim, and nothing else is different."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stepwell import Context, Done, Engine, Machine, Spawn, step
+from stepwell._store.statements import statement
+from stepwell.testing import Harness
+from tests.conftest import MakeHarness
+from tests.support.proxy import proxy_to
+from tests.support.waiting import eventually
+
+SPAWN = statement("spawns/start")
+BEAT = timedelta(seconds=0.3)
+BORN_CLAIMED = """
+select i.id, i.status, i.worker_id, i.fence, i.attempt, i.crashes, i.xmin = d.xmin as is_as_inserted
+from stepwell.instances i join stepwell.instance_data d using (id) where i.parent_id is not null order by i.id
+"""
+
+
+class Runs:
+    """Lets children end, and counts them."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun: Counter[int] = Counter()
+
+
+class Leaf(Machine):
+    @dataclass
+    class State:
+        number: int
+
+    @step
+    async def start(self, ctx: Context[State]) -> Done:
+        ctx.resources.begun[ctx.id] += 1
+        await ctx.resources.gate.wait()
+        return Done(ctx.state.number)
+
+
+class Tree(Machine):
+    """As many children as its state says."""
+
+    @dataclass
+    class State:
+        leaves: int
+
+    @step
+    async def start(self, ctx: Context[State]) -> Spawn:
+        return Spawn([Leaf.child({"number": n}) for n in range(ctx.state.leaves)], then=self.joined)
+
+    @step
+    async def joined(self, ctx: Context[State]) -> Done:
+        return Done([child.result for child in ctx.children])
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+@pytest.fixture
+async def h(make_harness: MakeHarness, runs: Runs) -> Harness:
+    return await make_harness([Tree, Leaf], resources=runs, fair_by={"fair": "tenant"})
+
+
+async def children(h: Harness) -> list[dict[str, Any]]:
+    return [dict(row) for row in await h.sql(BORN_CLAIMED)]
+
+
+async def test_children_are_born_in_the_hands_of_the_worker_that_has_slots_for_them(h: Harness, runs: Runs) -> None:
+    async with h.engine.worker({"default": 4}) as worker:
+        tree = await h.engine.start(Tree, {"leaves": 3})
+        await eventually(lambda: len(runs.begun) == 3)
+
+        born = await children(h)
+        runs.gate.set()
+        result = await tree.result(timeout=10)
+
+    found = [(c["status"], c["worker_id"], c["fence"], c["is_as_inserted"]) for c in born]
+    assert found == [("executing", worker.id or born[0]["worker_id"], 1, True)] * 3
+    assert result == [0, 1, 2]
+    assert set(runs.begun.values()) == {1}
+
+
+async def test_no_more_are_born_so_than_there_are_slots_and_the_others_may_be_claimed_by_anybody(
+    h: Harness, runs: Runs
+) -> None:
+    async with h.engine.worker({"default": 2}):
+        tree = await h.engine.start(Tree, {"leaves": 5})
+        await eventually(lambda: len(runs.begun) == 2)
+        first = await children(h)
+
+        async with h.engine.worker({"default": 3}):
+            await eventually(lambda: len(runs.begun) == 5)
+            runs.gate.set()
+            result = await tree.result(timeout=10)
+
+    assert [c["status"] for c in first] == ["executing"] * 2 + ["runnable"] * 3
+    assert result == [0, 1, 2, 3, 4]
+    assert set(runs.begun.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "queues"),
+    [
+        ({"queue": "elsewhere"}, {"default": 9}),
+        ({"queue": "paused"}, {"default": 9, "paused": 9}),
+        ({"queue": "fair"}, {"default": 9, "fair": 9}),
+        ({"delay": timedelta(hours=1)}, {"default": 9}),
+        ({"concurrency_key": "k"}, {"default": 9}),
+    ],
+    ids=["of a queue of others", "of a paused queue", "of a fair queue", "later", "with a key"],
+)
+async def test_what_a_claim_would_leave_is_not_born_claimed(
+    h: Harness, runs: Runs, options: dict[str, Any], queues: dict[str, int]
+) -> None:
+    class Other(Machine):
+        @step
+        async def start(self, ctx: Context[Any]) -> Spawn:
+            return Spawn([Leaf.child({"number": n}, **options) for n in range(2)], then=self.joined)
+
+        @step
+        async def joined(self, ctx: Context[Any]) -> Done:
+            return Done()
+
+    settings: dict[str, Any] = dict.fromkeys(("poll", "max_poll"), timedelta(hours=1))  # it is not to see the pause
+    engine = Engine(h.url, machines=[Other, Leaf], resources=runs, fair_by={"fair": "tenant"}, **settings)
+    async with engine, engine.worker(queues):
+        await h.sql("insert into stepwell.queues (name, paused_at, changed_at) values ('paused', now(), now())")
+        await engine.start(Other)
+        await eventually(lambda: has_children(h))
+        found = await children(h)
+        runs.gate.set()
+
+    assert not any(c["is_as_inserted"] and c["status"] == "executing" for c in found)
+
+
+async def has_children(h: Harness) -> bool:
+    return len(await children(h)) == 2
+
+
+async def test_children_whose_birth_is_told_too_late_are_given_back_at_a_beat_and_each_runs_once(
+    h: Harness, runs: Runs
+) -> None:
+    runs.gate.set()
+    settings = dict.fromkeys(("heartbeat", "poll", "max_poll"), BEAT)
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Tree, Leaf], resources=runs, **settings) as engine:
+        lost = proxy.lose("answer", SPAWN, with_commit=True)
+        async with engine.worker({"default": 9}) as worker:
+            tree = await engine.start(Tree, {"leaves": 3})
+            result = await tree.result(timeout=20)
+
+    assert lost.happened.is_set()
+    assert result == [0, 1, 2]
+    assert set(runs.begun.values()) == {1}
+    assert (worker.tally.strays, worker.tally.stale) == (3, 0)
+    assert {(c["attempt"], c["crashes"]) for c in await children(h)} == {(0, 0)}
+
+
+async def test_children_that_are_born_while_their_worker_stops_are_given_back(h: Harness, runs: Runs) -> None:
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Tree, Leaf], resources=runs) as engine:
+        late = proxy.hold("answer", SPAWN)
+        async with engine.worker({"default": 9}) as worker:
+            await engine.start(Tree, {"leaves": 3})
+            await late.happened.wait()
+            stopping = asyncio.create_task(worker.stop())
+            await eventually(lambda: worker._lanes["default"].is_closed)
+            late.release()
+            await stopping
+            found = await children(h)
+
+    assert [(c["status"], c["worker_id"], c["attempt"]) for c in found] == [("runnable", None, 0)] * 3
+    assert not runs.begun
