@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stepwell._core.entries import NewInstance
 from stepwell._core.faults import Contention
@@ -16,7 +17,7 @@ from stepwell._runtime.gatherer import Gatherer
 from stepwell._runtime.notifier import Notifier
 from stepwell._store import doors, instances, limits, machines
 from stepwell._store.borrowed import borrow
-from stepwell._store.database import Database
+from stepwell._store.database import Database, Session
 from stepwell._store.instances import Started
 from stepwell._store.retries import MOST_TRIES, retried
 from stepwell.config import Settings
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 CHUNK = 5_000  # entries of one statement
 STREAMED = 2_000  # the same, while the next are prepared
+FIRST_STREAMED = 400  # the same, of the first one, for which Postgres waits
 LARGEST_TEXT = 64_000_000  # of the states in one statement, if they are streamed; a slice more at most
 SLICE = 200  # entries that are checked before others may run
 
@@ -77,17 +79,22 @@ class Starting:
         admitted: list[NewInstance] = []
         rows: list[Started] = []
         answers: list[T] = []
-        inserting: asyncio.Task[list[Started]] | None = None
+        inserting: asyncio.Task[Callable[[], list[Started]]] | None = None
+        most = FIRST_STREAMED
         async with self._database.transaction() as session:
             try:
-                while chunk := await _next_of(entries):
-                    if inserting is not None:
-                        rows += await inserting
-                    inserting = asyncio.create_task(instances.start(session, chunk), name="stepwell insert")
-                    await asyncio.sleep(0)
-                    answers += [answer(admitted[i], rows[i].id) for i in range(len(answers), len(rows))]
+                while chunk := await _next_of(entries, most):
+                    most = STREAMED
+                    insert = _made_ready(session, chunk)
+                    read = None if inserting is None else await inserting
+                    inserting = asyncio.create_task(insert, name="stepwell insert")
+                    await asyncio.sleep(0)  # it is sent before anything else is done
+                    if read is not None:
+                        rows += read()
+                        answers += [answer(admitted[i], rows[i].id) for i in range(len(answers), len(rows))]
                     admitted += chunk
-                rows += await inserting if inserting is not None else []
+                if inserting is not None:
+                    rows += (await inserting)()
             except BaseException:
                 if inserting is not None and not inserting.done():
                     inserting.cancel()
@@ -151,11 +158,30 @@ class Starting:
         return [answers[i] for i in range(len(entries))]
 
 
-async def _next_of(entries: Iterator[NewInstance]) -> list[NewInstance]:
+def _made_ready(session: Session, chunk: list[NewInstance]) -> Coroutine[Any, Any, Callable[[], list[Started]]]:
+    """The insert of a chunk, ready to be sent; it gives how its answer is read: what can be done before and after it is
+    not done while Postgres waits for the next one."""
+    if not instances.are_alike(chunk):
+        return _insert(session, chunk)
+    return _insert_alike(session, chunk, instances.alike_arguments(chunk))
+
+
+async def _insert(session: Session, chunk: list[NewInstance]) -> Callable[[], list[Started]]:
+    rows = await instances.start(session, chunk)
+    return lambda: rows
+
+
+async def _insert_alike(
+    session: Session, chunk: list[NewInstance], arguments: tuple[object, ...]
+) -> Callable[[], list[Started]]:
+    return partial(instances.inserted, chunk, await instances.insert_alike(session, arguments))
+
+
+async def _next_of(entries: Iterator[NewInstance], most: int) -> list[NewInstance]:
     """The next entries of one statement, checked in small slices, so that what is under way gets on."""
     chunk: list[NewInstance] = []
     text = 0
-    while len(chunk) < STREAMED and text < LARGEST_TEXT and (some := list(islice(entries, SLICE))):
+    while len(chunk) < most and text < LARGEST_TEXT and (some := list(islice(entries, SLICE))):
         chunk += some
         text += sum(len(entry.state) for entry in some)
         await asyncio.sleep(0)

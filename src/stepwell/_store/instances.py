@@ -192,10 +192,24 @@ async def start(
 
 async def start_alike(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
     """Insert instances without keys that differ in their states only."""
+    return inserted(entries, await insert_alike(db, alike_arguments(entries)))
+
+
+def alike_arguments(entries: Sequence[NewInstance]) -> tuple[object, ...]:
+    """What the statement is sent for entries that are alike."""
     *common, needs = common_of(entries[0])
-    [(ids, later)] = await db.fetch(
-        "instances/start_alike", SEPARATOR.join([e.state for e in entries]), *common, needs_text(needs)
-    )
+    return SEPARATOR.join([e.state for e in entries]), *common, needs_text(needs)
+
+
+async def insert_alike(db: Queryable, arguments: tuple[object, ...]) -> Row:
+    """Send what was made ready; `inserted` reads the answer."""
+    [row] = await db.fetch("instances/start_alike", *arguments)
+    return row
+
+
+def inserted(entries: Sequence[NewInstance], answer: Row) -> list[Started]:
+    """The rows of entries that are alike, of the answer to their statement."""
+    ids, later = answer
     queue = entries[0].queue
     return [Started(position, id_, queue, later) for position, id_ in enumerate(ids)]
 
