@@ -262,6 +262,10 @@ class Flusher(Service):
             await self._note_as_meant(batch, flushed.freed_queues)
         else:
             await self._note(batch, flushed)
+        if flushed.leftovers:
+            self._leftovers += flushed.leftovers
+            if self._sweeping is None or self._sweeping.done():
+                self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
 
     async def _send(self, commits: list[Commit], lock_timeout: timedelta | None, *, barely: bool) -> Flushed:
         """Commit, with slots for children that there is room for."""
@@ -296,10 +300,6 @@ class Flusher(Service):
         self._tell(answered)
         if missing:
             await (self._flush(missing) if flushed.is_partial else self._settle(missing))
-        if flushed.leftovers:
-            self._leftovers += flushed.leftovers
-            if self._sweeping is None or self._sweeping.done():
-                self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
 
     async def _note_as_meant(self, batch: list[_Entry], freed_queues: list[str]) -> None:
         """Answer a batch that is committed whole, with no consequence but what its commits say, and its parents."""

@@ -76,7 +76,7 @@ async def _flush_bare(db: Database, commits: Sequence[Commit], *, counting: bool
         return None
     freed = landed.freed_queues or []
     if landed.is_as_meant:
-        return Flushed([], slots=_slots(commits), freed_queues=freed, is_as_meant=True)
+        return Flushed([], landed.left_inboxes(), _slots(commits), freed, is_as_meant=True)
     committed = landed.rows()
     among = {row.id for row in committed}
     slots = _slots([commit for commit in commits if commit.claim.id in among])

@@ -92,9 +92,14 @@ class Landed(msgspec.Struct, frozen=True):
     @property
     def is_as_meant(self) -> bool:
         """Whether all have landed as they were to, and concern nobody else."""
-        return self.number == len(self.commits) and not (
-            self.sent_back or self.watched or self.with_inbox or self.joining
-        )
+        return self.number == len(self.commits) and not (self.sent_back or self.watched or self.joining)
+
+    def left_inboxes(self) -> list[int]:
+        """Instances that are done, with an inbox still to be dropped."""
+        if not self.with_inbox:
+            return []
+        among = frozenset(self.with_inbox)
+        return [c.claim.id for c in self.commits if c.status is Status.DONE and c.claim.id in among]
 
     def rows(self) -> list[Committed]:
         """What became of each that landed."""
