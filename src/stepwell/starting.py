@@ -161,9 +161,8 @@ class Starting:
 def _made_ready(session: Session, chunk: list[NewInstance]) -> Coroutine[Any, Any, Callable[[], list[Started]]]:
     """The insert of a chunk, ready to be sent; it gives how its answer is read: what can be done before and after it is
     not done while Postgres waits for the next one."""
-    if not instances.are_alike(chunk):
-        return _insert(session, chunk)
-    return _insert_alike(session, chunk, instances.alike_arguments(chunk))
+    arguments = instances.alike_arguments(chunk)
+    return _insert(session, chunk) if arguments is None else _insert_alike(session, chunk, arguments)
 
 
 async def _insert(session: Session, chunk: list[NewInstance]) -> Callable[[], list[Started]]:

@@ -71,7 +71,7 @@ def check_target(target: object) -> tuple[int | None, str | None]:
     if isinstance(target, bool) or not isinstance(target, int | str):
         raise InvalidInput("target", f"expected an id (int) or a key (str), got {target!r}")
     if isinstance(target, int):
-        return (target if 0 < target < 2**63 else NO_ID), None
+        return (int(target) if 0 < target < 2**63 else NO_ID), None
     return None, check_key("target", target)
 
 

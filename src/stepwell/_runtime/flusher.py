@@ -257,15 +257,12 @@ class Flusher(Service):
         if flushed.is_partial and not flushed.committed:
             await self._flush(batch)
             return
+        self._sweep_soon(flushed.leftovers)
         self.offers.add(flushed.slots)
         if flushed.is_as_meant:
             await self._note_as_meant(batch, flushed.freed_queues)
         else:
             await self._note(batch, flushed)
-        if flushed.leftovers:
-            self._leftovers += flushed.leftovers
-            if self._sweeping is None or self._sweeping.done():
-                self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
 
     async def _send(self, commits: list[Commit], lock_timeout: timedelta | None, *, barely: bool) -> Flushed:
         """Commit, with slots for children that there is room for."""
@@ -298,8 +295,12 @@ class Flusher(Service):
                 answered.append(entry)
         self._tally.committed += len(answered)
         self._tell(answered)
-        if missing:
-            await (self._flush(missing) if flushed.is_partial else self._settle(missing))
+        if missing and flushed.is_partial:
+            if _probes.hooks:
+                await _probes.reach("flusher.before_commit", ids=[e.commit.claim.id for e in missing])
+            await self._flush(missing)
+        elif missing:
+            await self._settle(missing)
 
     async def _note_as_meant(self, batch: list[_Entry], freed_queues: list[str]) -> None:
         """Answer a batch that is committed whole, with no consequence but what its commits say, and its parents."""
@@ -311,6 +312,11 @@ class Flusher(Service):
             entry.verdict = Verdict.GOES_ON if entry.commit.goes_on else Verdict.COMMITTED
         self._tally.committed += len(batch)
         self._tell(batch)
+
+    def _sweep_soon(self, inboxes: list[int]) -> None:
+        self._leftovers += inboxes
+        if inboxes and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(self._sweep(), name="stepwell sweep")
 
     async def _sweep(self) -> None:
         """Drop the inboxes of what is done, while nobody waits for it; what is left over in an outage is pruned."""

@@ -6,13 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from time import perf_counter
 from typing import Any, TypeAlias
 
 from stepwell._runtime.hands import Hand
 from stepwell._runtime.runs import Read
-
-LONGEST_TURN = 0.0005  # seconds; then the loop turns to other things: a commit begins while others still run
 
 RunStep: TypeAlias = Callable[[Hand, Read], Coroutine[Any, Any, None]]
 Turn: TypeAlias = deque[tuple[Hand, Read]]
@@ -56,7 +53,7 @@ class Line:
             self.put_alone(*turn.popleft())
 
     async def _go(self, turn: Turn) -> None:
-        task, clean, shares, until = own_task(), copy_context(), False, perf_counter() + LONGEST_TURN
+        task, clean, shares = own_task(), copy_context(), False
         while turn and not task.cancelling() and _is_still(clean):
             hand, stored = turn.popleft()
             if hand.abandoned:
@@ -66,9 +63,6 @@ class Line:
             await self._run(hand, stored)
             if hand.was_cancelled:
                 return  # before Python 3.13, the next one that awaits something would be told
-            if perf_counter() > until:
-                while turn:
-                    self.put(*turn.popleft())
 
 
 def _is_still(clean: Context) -> bool:

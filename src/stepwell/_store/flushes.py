@@ -209,11 +209,11 @@ async def _spawn(
     entries = [(commit, index, child) for commit in landed for index, child in enumerate(commit.children or ())]
     parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
     children_ = [child for _, _, child in entries]
-    if instances.are_alike(children_):
-        born = await spawns.start(session, children_, parents, reserved)
-        started, flushed.born = born.started, born.claims
-    else:
+    born = await spawns.start(session, children_, parents, reserved)
+    if born is None:
         started = await instances.start_keyed(session, children_, parents)
+    else:
+        started, flushed.born = born.started, born.claims
     flushed.freed_queues += [row.queue for row in started[len(flushed.born) :] if not row.later]
     flushed.spawned = entries, started
     flushed.has_later_children = any(row.later for row in started)

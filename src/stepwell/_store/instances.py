@@ -20,7 +20,7 @@ from stepwell._store import children, keys, limits, units
 from stepwell._store.database import PLAN_ANEW, Database, Queryable, Row, Session
 from stepwell._store.limits import Held
 from stepwell._store.statements import statement
-from stepwell._store.wire import SEPARATOR, encode_commits
+from stepwell._store.wire import encode_commits, joined
 from stepwell._store.workers import Begun
 from stepwell.errors import InvalidPayload
 
@@ -154,18 +154,12 @@ common_of = attrgetter(
 )  # fmt: skip
 
 
-def are_alike(entries: Sequence[NewInstance]) -> bool:
-    """Whether they have no keys, and differ in their states only."""
-    common = common_of(entries[0])
-    return all(entry.key is None and common_of(entry) == common for entry in entries)
-
-
 async def start(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
 ) -> list[Started]:
     """Insert instances, or children of the given parents; positions of duplicate keys are missing."""
-    if parents is None and are_alike(entries):
-        return await start_alike(db, entries)
+    if parents is None and (arguments := alike_arguments(entries)) is not None:
+        return inserted(entries, await insert_alike(db, arguments))
     of: Sequence[Parent | tuple[None, None, None]] = parents or [_NOBODY] * len(entries)
     rows = await db.fetch(
         "instances/start",
@@ -190,15 +184,14 @@ async def start(
     return [Started(*row) for row in rows]
 
 
-async def start_alike(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
-    """Insert instances without keys that differ in their states only."""
-    return inserted(entries, await insert_alike(db, alike_arguments(entries)))
-
-
-def alike_arguments(entries: Sequence[NewInstance]) -> tuple[object, ...]:
-    """What the statement is sent for entries that are alike."""
-    *common, needs = common_of(entries[0])
-    return SEPARATOR.join([e.state for e in entries]), *common, needs_text(needs)
+def alike_arguments(entries: Sequence[NewInstance]) -> tuple[object, ...] | None:
+    """What the statement is sent for instances that have no keys and differ in their states only; None if they do not,
+    or their states can not be told apart as one text."""
+    *common, needs = fields = common_of(entries[0])
+    if not all(entry.key is None and common_of(entry) == fields for entry in entries):
+        return None
+    states = joined([entry.state for entry in entries])
+    return None if states is None else (states, *common, needs_text(needs))
 
 
 async def insert_alike(db: Queryable, arguments: tuple[object, ...]) -> Row:

@@ -10,7 +10,7 @@ import msgspec
 from stepwell._core.codec import decode_value
 from stepwell._core.records import Signal
 from stepwell._store.database import Queryable
-from stepwell._store.wire import SEPARATOR, numbers
+from stepwell._store.wire import joined, numbers
 
 _INBOX = msgspec.json.Decoder(list[tuple[int, str, str | None, str | None, datetime]])
 
@@ -39,8 +39,8 @@ _NOBODY = Delivery(None, None, is_orphaned=False)
 
 async def deliver(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]:
     """Store signals, and wake who awaits them; the short way, if they need no more than their targets."""
-    if _are_plain(signals):
-        return await _deliver_plain(db, signals)
+    if (plain := await _deliver_plain(db, signals)) is not None:
+        return plain
     rows = await db.fetch(
         "signals/deliver",
         [s.id for s in signals],
@@ -56,20 +56,16 @@ async def deliver(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]
     ]
 
 
-def _are_plain(signals: Sequence[NewSignal]) -> bool:
-    """Whether each is for another instance, known by its id, and has to be remembered by nobody."""
-    ids = {s.id for s in signals if s.key is None and s.dedup_key is None and SEPARATOR not in s.name}
-    return len(ids) == len(signals)
-
-
-async def _deliver_plain(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]:
+async def _deliver_plain(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery] | None:
+    """Deliver signals each of which is for another instance, known by its id, and has to be remembered by nobody. None
+    if they are not such."""
+    if len({s.id for s in signals if s.key is None and s.dedup_key is None}) < len(signals):
+        return None
     in_order = sorted(signals, key=lambda s: s.id or 0)
-    rows = await db.fetch(
-        "signals/deliver_plain",
-        numbers([s.id or 0 for s in in_order]),
-        SEPARATOR.join([s.name for s in in_order]),
-        SEPARATOR.join([s.payload for s in in_order]),
-    )
+    names, payloads = joined([s.name for s in in_order]), joined([s.payload for s in in_order])
+    if names is None or payloads is None:
+        return None
+    rows = await db.fetch("signals/deliver_plain", numbers([s.id or 0 for s in in_order]), names, payloads)
     found = {int(id_): Delivery(int(id_), queue, False) for queue, ids in rows for id_ in ids.split(",")}
     return [found.get(s.id or 0, _NOBODY) for s in signals]
 

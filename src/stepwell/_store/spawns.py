@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from stepwell._core.entries import NewInstance
-from stepwell._core.needs import needs_text
 from stepwell._core.records import Claim
 from stepwell._store.database import Queryable
-from stepwell._store.instances import Parent, Started, common_of
-from stepwell._store.wire import SEPARATOR, numbers
+from stepwell._store.instances import Parent, Started, alike_arguments
+from stepwell._store.wire import numbers
 
 
 class Reserved(msgspec.Struct, frozen=True):
@@ -31,20 +30,23 @@ class Born(msgspec.Struct, frozen=True):
 
 async def start(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent], reserved: Reserved | None
-) -> Born:
-    """Insert children that are alike and have no keys; as many as slots are reserved for are claimed with it."""
-    *common, needs = common_of(entries[0])
+) -> Born | None:
+    """Insert children that are alike and have no keys; as many as slots are reserved for are claimed with it. None if
+    they are not such."""
+    arguments = alike_arguments(entries)
+    if arguments is None:
+        return None
+    states, *common = arguments
     queue = entries[0].queue
     if reserved is not None and reserved.queue != queue:
         reserved = None
     [(ids, later, claimed, claimed_at)] = await db.fetch(
         "spawns/start",
-        SEPARATOR.join([entry.state for entry in entries]),
+        states,
         numbers([parent for parent, _, _ in parents]),
         numbers([round_ for _, round_, _ in parents]),
         numbers([index for _, _, index in parents]),
         *common,
-        needs_text(needs),
         0 if reserved is None else min(reserved.slots, len(entries)),
         None if reserved is None else reserved.worker_id,
     )

@@ -199,7 +199,8 @@ class SteppedWorker(Worker):
         waits = self._hands.under_way()
         if waits and not self._ended():
             await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        await self._flusher.offers.made()
+        for flusher in (self._flusher, self._spawner):
+            await flusher.offers.made()
         ended = self._ended()
         self.taken = [claim for claim in self.taken if claim not in ended]
         return ended
