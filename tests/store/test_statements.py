@@ -75,6 +75,14 @@ def test_every_call_has_its_file() -> None:
     assert set(callers()) <= set(NAMES)
 
 
+def test_an_end_is_counted_the_same_way_with_its_commit_and_after_it() -> None:
+    names = ("children/join", "instances/commit_bare")
+    after, with_commit = (re.findall(r"counted as \((.*?)\n\)", body(name), re.DOTALL) for name in names)
+
+    assert after
+    assert after == with_commit
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_statement_names_only_indexes_that_exist(name: str) -> None:
     schema = "".join(path.read_text() for path in (STORE / "migrations").glob("*.sql"))
