@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ class Bench:
 
     @asynccontextmanager
     async def working(self, resources: object = None, **settings: Any) -> AsyncIterator[tuple[Engine, Worker]]:
-        """An open engine with a worker."""
+        """An open engine with a worker. As `stepwell worker` does, what is imported is kept from the collector."""
+        gc.collect()
+        gc.freeze()
         async with self.engine(resources, **settings) as engine, engine.worker() as worker:
             yield engine, worker
 

@@ -36,7 +36,6 @@ FIRST_PATIENCE = 0.005  # with a row that a foreign transaction holds
 LONGEST_PATIENCE = 0.1
 WARINESS = 1.0  # after a bare commit had to wait for somebody's transaction: it may not be the only one
 ITEMS_LAST = 1.0  # after answers went on by themselves: their ends are counted another way than those of children
-SWEEP_AFTER = 0.05  # seconds in which inboxes gather that are to be dropped: they are in nobody's way
 FEW = 16  # bare outcomes, that are not worth a statement of their own beside others
 MOST_APART = 4  # of the worker's connections, that may wait for transactions that are not the engine's
 APART_PATIENCE = timedelta(milliseconds=200)
@@ -321,7 +320,6 @@ class Flusher(Service):
     async def _sweep(self) -> None:
         """Drop the inboxes of what is done, while nobody waits for it; what is left over in an outage is pruned."""
         while self._leftovers:
-            await asyncio.sleep(SWEEP_AFTER)
             dropped, self._leftovers = self._leftovers, []
             try:
                 await signals.drop(self._database, dropped, alone=True)
