@@ -87,7 +87,7 @@ class Starting:
                     most = STREAMED
                     insert = _made_ready(session, chunk)
                     read = None if inserting is None else await inserting
-                    inserting = asyncio.create_task(insert, name="stepwell insert")
+                    inserting = asyncio.create_task(insert(), name="stepwell insert")
                     await asyncio.sleep(0)  # it is sent before anything else is done
                     if read is not None:
                         rows += read()
@@ -96,9 +96,9 @@ class Starting:
                 if inserting is not None:
                     rows += (await inserting)()
             except BaseException:
-                if inserting is not None and not inserting.done():
+                if inserting is not None:
                     inserting.cancel()
-                    await asyncio.wait([inserting])
+                    await asyncio.gather(inserting, return_exceptions=True)
                 raise
         if notify:
             self.announce(rows)
@@ -158,11 +158,15 @@ class Starting:
         return [answers[i] for i in range(len(entries))]
 
 
-def _made_ready(session: Session, chunk: list[NewInstance]) -> Coroutine[Any, Any, Callable[[], list[Started]]]:
+def _made_ready(
+    session: Session, chunk: list[NewInstance]
+) -> Callable[[], Coroutine[Any, Any, Callable[[], list[Started]]]]:
     """The insert of a chunk, ready to be sent; it gives how its answer is read: what can be done before and after it is
     not done while Postgres waits for the next one."""
     arguments = instances.alike_arguments(chunk)
-    return _insert(session, chunk) if arguments is None else _insert_alike(session, chunk, arguments)
+    if arguments is None:
+        return partial(_insert, session, chunk)
+    return partial(_insert_alike, session, chunk, arguments)
 
 
 async def _insert(session: Session, chunk: list[NewInstance]) -> Callable[[], list[Started]]:

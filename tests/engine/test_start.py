@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -220,6 +221,21 @@ async def test_start_many_stores_nothing_if_the_database_refuses_a_late_chunk(ma
         await h.engine.start_many([*[Order] * 11_999, Order.child(priority=13)])
 
     assert (await h.engine.insights.list()).items == []
+
+
+@pytest.mark.filterwarnings("error")
+async def test_start_many_that_is_refused_early_leaves_nothing_that_was_made_ready_behind(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Order])
+    await h.sql("alter table stepwell.instances add constraint refused check (priority <> 77)")
+
+    with pytest.raises(DatabaseError):
+        await h.engine.start_many([Order.child({"count": n}, priority=77 if n == 9 else 0) for n in range(9_000)])
+    gc.collect()
+
+    assert await h.sql("select from stepwell.instances") == []
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "stepwell insert"]
 
 
 async def test_start_many_of_nothing_is_nothing(make_harness: MakeHarness) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, Engine, Machine, Spawn, step
+from stepwell import Context, Done, Engine, Machine, Next, Spawn, step
 from stepwell._store.statements import statement
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
@@ -165,17 +165,107 @@ async def test_children_whose_birth_is_told_too_late_are_given_back_at_a_beat_an
     assert {(c["attempt"], c["crashes"]) for c in await children(h)} == {(0, 0)}
 
 
-async def test_children_that_are_born_while_their_worker_stops_are_given_back(h: Harness, runs: Runs) -> None:
+async def test_children_that_are_born_while_their_worker_stops_are_given_back_before_its_last_step_is_over(
+    h: Harness, runs: Runs
+) -> None:
     async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Tree, Leaf], resources=runs) as engine:
         late = proxy.hold("answer", SPAWN)
         async with engine.worker({"default": 9}) as worker:
+            slow = await engine.start(Leaf, {"number": 0})
+            await eventually(lambda: runs.begun)
             await engine.start(Tree, {"leaves": 3})
             await late.happened.wait()
             stopping = asyncio.create_task(worker.stop())
             await eventually(lambda: worker._lanes["default"].is_closed)
             late.release()
+            await eventually(lambda: are_given_back(h))
+            runs.gate.set()
             await stopping
             found = await children(h)
 
-    assert [(c["status"], c["worker_id"], c["attempt"]) for c in found] == [("runnable", None, 0)] * 3
-    assert not runs.begun
+    assert [(c["status"], c["attempt"]) for c in found] == [("runnable", 0)] * 3
+    assert runs.begun == {slow.id: 1}
+
+
+async def are_given_back(h: Harness) -> bool:
+    return [c["worker_id"] for c in await children(h)] == [None] * 3
+
+
+class Lingering(Machine, queue="leaves"):
+    """Its first step is over at once, its second one is not."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Next:
+        return Next(self.linger)
+
+    @step
+    async def linger(self, ctx: Context[Any]) -> Done:
+        ctx.resources.begun[ctx.id] += 1
+        await ctx.resources.gate.wait()
+        return Done()
+
+
+class Grove(Machine):
+    """So many children in another queue, of one kind or the other."""
+
+    @dataclass
+    class State:
+        leaves: int
+        linger: bool
+
+    @step
+    async def start(self, ctx: Context[State]) -> Spawn:
+        quick = [Leaf.child({"number": n}, queue="leaves") for n in range(ctx.state.leaves)]
+        return Spawn([Lingering.child()] * ctx.state.leaves if ctx.state.linger else quick, then=self.joined)
+
+    @step
+    async def joined(self, ctx: Context[State]) -> Done:
+        return Done(len(ctx.children))
+
+
+async def test_children_that_were_born_ahead_are_given_back_where_steps_turn_out_to_take_long(
+    make_harness: MakeHarness, runs: Runs
+) -> None:
+    h = await make_harness([Grove, Lingering, Leaf], resources=runs)
+    async with h.engine.worker({"default": 9, "leaves": 20}) as worker:
+        lane = worker._lanes["leaves"]
+        await eventually(lambda: not lane.ready)
+        await h.engine.start(Grove, {"leaves": 20, "linger": True})
+        await eventually(lambda: len(runs.begun) == 20)
+        lane.is_swift = True  # as its first steps were
+        await h.engine.start(Grove, {"leaves": 10, "linger": False})
+        await eventually(lambda: lane.unasked == 30)
+
+        async with h.engine.worker({"leaves": 20}):
+            await eventually(lambda: len(runs.begun) == 30)
+            runs.gate.set()
+
+    assert set(runs.begun.values()) == {1}
+
+
+class Mixed(Machine):
+    """One child without a key, one with."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Spawn:
+        return Spawn([Leaf.child({"number": 0}), Leaf.child({"number": 1}, key="k")], then=self.joined)
+
+    @step
+    async def joined(self, ctx: Context[Any]) -> Done:
+        return Done(len(ctx.children))
+
+
+async def test_no_slots_are_kept_for_children_that_have_keys(make_harness: MakeHarness, runs: Runs) -> None:
+    """Their insert may wait for somebody's transaction."""
+    h = await make_harness([Mixed, Leaf], resources=runs)
+    runs.gate.set()
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Mixed, Leaf], resources=runs) as engine:
+        held = proxy.hold("request", statement("instances/start"))
+        async with engine.worker({"default": 2}) as worker:
+            mixed = await engine.start(Mixed)
+            await held.happened.wait()
+            kept = worker._lanes["default"].reserved
+            held.release()
+            result = await mixed.result(timeout=10)
+
+    assert (kept, result) == (0, 2)

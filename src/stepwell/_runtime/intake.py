@@ -66,15 +66,19 @@ class Intake:
     def is_still(self, lane: Lane) -> bool:
         """Whether all that is claimed into this lane would begin at once: nothing runs in it, nothing waits or begins
         in any, and the last claim has left nothing behind."""
-        is_busy = lane.running or lane.away or lane.returning or lane.reserved
+        is_busy = lane.running or lane.away or lane.returning or any(each.reserved for each in self._lanes)
         return not (is_busy or lane.left_behind is not None or self._beginnings or self._waiting_ids())
 
     async def claim_at_once(
         self, worker_id: int, lane: Lane, demand: int, labels: Sequence[str], others: Sequence[str]
     ) -> Claimed:
         """Claim into a lane that is still, and note with the claim that it has begun. Nothing else begins meanwhile:
-        what could would have to be claimed first."""
-        return await shortcuts.claim_at_once(self._database, worker_id, lane.queue, demand, labels, others)
+        what could would have to be claimed, or born, first."""
+        self._lanes.claims_at_once = True
+        try:
+            return await shortcuts.claim_at_once(self._database, worker_id, lane.queue, demand, labels, others)
+        finally:
+            self._lanes.claims_at_once = False
 
     def take(self, lane: Lane, claims: Sequence[Claim], begun: Begun | None = None) -> None:
         """Take claims of one moment over: begin what has a slot, keep the rest in the buffer. What has begun with its
@@ -96,6 +100,8 @@ class Intake:
         else:
             lane.buffer.extend(taken)
             self._refill(lane)
+            if lane.buffer and not lane.has_look:
+                self._look_after(lane)
 
     def step_aside(self, hand: Hand) -> None:
         """Leave a slot whose step has returned, to go on when that is committed."""
@@ -121,10 +127,14 @@ class Intake:
         self._run(hand, stored)
 
     def _look_after(self, lane: Lane) -> None:
-        """Let those who claim look now and then at what finds no slot to go on in, as long as there is any."""
+        """Let those who claim look now and then at what finds no slot, to go on or to begin, as long as there is any.
+        Steps behind which nothing has begun since the last look are not swift, whatever the first of them were."""
         if lane.has_look:
+            if lane.buffer and lane.is_stalled and not lane.is_beginning:
+                lane.is_swift = False
             self._on_room()
-        lane.has_look = bool(lane.returning)
+        lane.is_stalled = True
+        lane.has_look = bool(lane.returning or lane.buffer)
         if lane.has_look:
             asyncio.get_running_loop().call_later(PATIENCE, self._look_after, lane)
 
@@ -199,6 +209,8 @@ class Intake:
         while lane.buffer and lane.has_slot:
             lane.running += 1
             starters.append(lane.buffer.popleft())
+        if starters:
+            lane.is_stalled = False
         if starters or self._may_begin_suspect(lane):
             self._begin_soon(lane, starters)
 

@@ -51,8 +51,8 @@ class Lane:
 
     __slots__ = (
         "away", "buffer", "has_look", "has_news", "is_bare", "is_beginning", "is_closed", "is_limited", "is_paused",
-        "is_swift", "left_behind", "queue", "ready", "reserved", "returning", "running", "slots", "turns", "unasked",
-        "yielded_at",
+        "is_stalled", "is_swift", "left_behind", "queue", "ready", "reserved", "returning", "running", "slots", "turns",
+        "unasked", "yielded_at",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
@@ -75,6 +75,7 @@ class Lane:
         self.is_limited = False  # the last claim found rows that need limits
         self.is_beginning = False  # claims are on their way to their steps
         self.is_swift = False  # its last steps were over as soon as they began
+        self.is_stalled = False  # since the last look, nothing in the buffer has begun
         self.left_behind: int | None = None  # what the last claim left is at most as urgent as this priority
 
     def lets_run_ahead(self, priority: int) -> bool:
@@ -134,6 +135,11 @@ class Lane:
         self.unasked += kept
         return kept
 
+    def unreserve(self, number: int, born: int) -> None:
+        """Give slots back that were kept: those who were born have theirs, and the others were never there."""
+        self.reserved -= number
+        self.unasked = max(0, self.unasked - (number - born))
+
     def demand(self, prefetch: int, min_demand: int) -> int:
         """How many to claim: free slots and the prefetch on top, or nothing while that is too few to ask for. Where
         limits are waited for, nothing on top: what they admit is to begin now."""
@@ -161,6 +167,7 @@ class Lanes:
 
     def __init__(self, queues: Mapping[str, int]) -> None:
         self._lanes = {queue: Lane(queue, slots) for queue, slots in queues.items()}
+        self.claims_at_once = False  # a claim is under way with which all begins that the worker has
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from stepwell._core.registry import Registry
 from stepwell._runtime.announcer import Announcer
 from stepwell._runtime.asking import Asking, World
 from stepwell._runtime.caller import Caller
-from stepwell._runtime.claimer import Claimer
+from stepwell._runtime.claimer import MOST_UNCOMMITTED, Claimer
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.executor import Executor
 from stepwell._runtime.filler import Filler
@@ -74,6 +75,7 @@ class Worker:
         self._lanes = Lanes(settings.queues)
         self._lease = Lease(database, settings.queues, registry.labels(), settings.lease)
         self._renewals: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()  # of children that were born while it stops
         self._doubted: set[Claim] = set()  # a notice says that they are lost
         self._doubts: asyncio.Task[None] | None = None
         self._subscriptions = AsyncExitStack()
@@ -97,8 +99,9 @@ class Worker:
         self._spawner = Flusher(
             self._database, announcer, self.tally, name="spawner", most_rows=LARGEST_SPAWN,
             nursery=Nursery(
-                self._lanes, self._lease, self._registry.labels(),
-                lambda lane, born: self._intake.take(lane, born),  # noqa: PLW0108 - it is made later
+                lanes=self._lanes, lease=self._lease, labels=self._registry.labels(), take=self._take_born,
+                on_room=self._wake_claimer,
+                is_laden=lambda: self._flusher.is_laden or self._flusher.waiting >= MOST_UNCOMMITTED,
             ),
         )  # fmt: skip
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
@@ -207,7 +210,8 @@ class Worker:
         await self._intake.all_begun(max(patience, STOP_GRACE))
         await self._release(self._intake.unbegun())
         left = await self._executor.drain(patience)
-        await self._release(self._intake.unbegun())  # children that were born meanwhile
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=STOP_GRACE)
         if left:
             log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
         if self._transactor is not None:
@@ -321,6 +325,15 @@ class Worker:
             self._intake.released(claims)
         for queue, number in Counter(queues).items():
             self._notifier.announce_work(queue, number)
+
+    def _take_born(self, lane: Lane, born: Sequence[Claim]) -> None:
+        """Begin children that were born claimed; a worker that stops leaves them to others at once."""
+        if not lane.is_closed:
+            self._intake.take(lane, born)
+            return
+        release = asyncio.create_task(self._release(list(born)), name="stepwell release")
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
 
     def _lose_lease(self, worker_id: int) -> None:
         """The lease is gone: stop its steps, and start anew under a new id."""
