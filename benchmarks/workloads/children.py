@@ -10,7 +10,7 @@ from benchmarks.figures import Measure, Share, Workload
 from benchmarks.machines import Family
 
 PARENTS = 20
-ROUNDS = 5  # as signal_many has: in the first, connections still plan their statements
+ROUNDS = 15  # of some 60 ms each: in the first ones, connections still plan their statements
 
 
 async def run(bench: Bench) -> dict[str, float]:

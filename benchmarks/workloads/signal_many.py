@@ -9,7 +9,7 @@ from benchmarks.bench import CLOSELY, Bench, committed
 from benchmarks.figures import Measure, Share, Workload
 from benchmarks.machines import Parked
 
-ROUNDS = 5  # of some 50 ms each
+ROUNDS = 15  # of some 20 ms each: in the first ones, connections still plan their statements
 
 
 async def run(bench: Bench) -> dict[str, float]:

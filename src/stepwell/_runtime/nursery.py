@@ -62,5 +62,5 @@ class Nursery:
         lane.unreserve(reserved.slots, len(born))
         if born and reserved.worker_id == self._lease.current:  # else the reaper returns them
             self._take(lane, born)
-        if lane.ready:
+        if lane.ready and len(born) < reserved.slots:
             self._on_room()  # what was told of meanwhile may have found no slot
