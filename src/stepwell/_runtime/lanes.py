@@ -120,16 +120,17 @@ class Lane:
     def reserve(self, number: int) -> int:
         """Keep slots for up to so many that come without a claim; returns how many.
 
-        None where something waits that a claim would bring first, or where a claim would be refused. Where something
-        may wait, no more than there are slots until a claim has looked: or it could wait for ever. Where steps are over
-        as soon as they begin, as many more as are claimed ahead of them.
+        None where something waits that a claim would bring first, or where a claim would be refused. No more than there
+        are slots, and where steps are over as soon as they begin, as many more as are claimed ahead of them. Where
+        something may wait, no more than that until a claim has looked: or it could wait for ever.
         """
         is_shut = self.is_paused or self.is_closed or self.is_limited or self.turns is not None
         if is_shut or self.left_behind is not None or self.returning:
             return 0
-        room = self.free + (self.slots if self.is_swift else 0)
+        ahead = self.slots if self.is_swift else 0
+        room = self.free + ahead
         if self.ready:
-            room = min(room, self.slots - self.unasked)
+            room = min(room, self.slots + ahead - self.unasked)
         kept = max(0, min(number, room))
         self.reserved += kept
         self.unasked += kept
