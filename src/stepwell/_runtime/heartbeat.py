@@ -206,6 +206,6 @@ class Beats(Service):
         What has gone on since the beat, and may even be claimed anew, has another fence.
         """
         lost = [(i, beat.carried[i], beat.old[i]) for i in strays]
-        number, queues = await instances.release(self._database, worker_id, lost)
-        if number:
-            self._tell(self._on_strays, queues, number)
+        returned, queues = await instances.release(self._database, worker_id, lost)
+        if returned:
+            self._tell(self._on_strays, queues, len(returned))

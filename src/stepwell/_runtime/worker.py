@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -34,6 +33,7 @@ from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.nursery import Nursery
 from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
+from stepwell._runtime.releases import Releases
 from stepwell._runtime.runs import Surroundings
 from stepwell._runtime.sharer import Sharer
 from stepwell._runtime.tally import Tally
@@ -75,7 +75,6 @@ class Worker:
         self._lanes = Lanes(settings.queues)
         self._lease = Lease(database, settings.queues, registry.labels(), settings.lease)
         self._renewals: set[asyncio.Task[None]] = set()
-        self._releases: set[asyncio.Task[None]] = set()  # of children that were born while it stops
         self._doubted: set[Claim] = set()  # a notice says that they are lost
         self._doubts: asyncio.Task[None] | None = None
         self._subscriptions = AsyncExitStack()
@@ -120,6 +119,7 @@ class Worker:
             launch=self._executor.launch, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         self._executor.places = self._intake
+        self._releases = Releases(self._database, self._notifier, self._intake.released)
         limiter = Limiter(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,
             expect=self._timers.expect,
@@ -208,10 +208,9 @@ class Worker:
         patience = self._settings.drain_timeout.total_seconds()
         await self._asking.stop(patience)
         await self._intake.all_begun(max(patience, STOP_GRACE))
-        await self._release(self._intake.unbegun())
+        await self._releases.release(self._intake.unbegun())
         left = await self._executor.drain(patience)
-        if self._releases:
-            await asyncio.wait(self._releases, timeout=STOP_GRACE)
+        await self._releases.finish(STOP_GRACE)
         if left:
             log.warning("worker: %d steps did not end within drain_timeout; the reaper returns them", left)
         if self._transactor is not None:
@@ -309,31 +308,14 @@ class Worker:
 
     async def _give_back(self, lane: Lane, keep: int = 0, patience: float = 0.0) -> None:
         """Give back what waits for a slot: to begin, but for the first so many, or so long to go on."""
-        await self._release([*self._intake.unreturned(lane, patience), *self._intake.unbuffered(lane, keep)])
-
-    async def _release(self, claims: list[Any]) -> None:
-        if not claims:
-            return
-        try:
-            _, queues = await instances.release(
-                self._database, claims[0].worker_id, [(c.id, c.fence, c.concurrency_key) for c in claims]
-            )
-        except StoreFault as error:
-            log.warning("worker: %d claims could not be released (%s); the reaper returns them", len(claims), error)
-            return
-        finally:
-            self._intake.released(claims)
-        for queue, number in Counter(queues).items():
-            self._notifier.announce_work(queue, number)
+        await self._releases.release([*self._intake.unreturned(lane, patience), *self._intake.unbuffered(lane, keep)])
 
     def _take_born(self, lane: Lane, born: Sequence[Claim]) -> None:
         """Begin children that were born claimed; a worker that stops leaves them to others at once."""
         if not lane.is_closed:
             self._intake.take(lane, born)
             return
-        release = asyncio.create_task(self._release(list(born)), name="stepwell release")
-        self._releases.add(release)
-        release.add_done_callback(self._releases.discard)
+        self._releases.release_soon(list(born))
 
     def _lose_lease(self, worker_id: int) -> None:
         """The lease is gone: stop its steps, and start anew under a new id."""

@@ -279,9 +279,9 @@ async def tick(db: Queryable, queues: Sequence[str], transports: Sequence[str] =
 
 async def release(
     db: Database, worker_id: int, claims: Sequence[tuple[int, int, str | None]]
-) -> tuple[int, list[str]]:
-    """Give back claims, each an id with its fence and concurrency key; returns how many still were the worker's, and
-    the queues to wake."""
+) -> tuple[set[int], list[str]]:
+    """Give back claims, each an id with its fence and concurrency key; returns those that were given back, and the
+    queues to wake. Who is missing is not the worker's any more, or is locked by somebody else."""
     ids, fences = [id_ for id_, _, _ in claims], [fence for _, fence, _ in claims]
     held = [key for _, _, key in claims if key is not None]
     async with db.transaction() as session:
@@ -290,7 +290,7 @@ async def release(
         rows = await session.fetch("instances/release", worker_id, ids, fences)
         freed = await keys.free(session, held) if held else []
         freed += await limits.free(session, limits.named(rows))
-    return len(rows), [row["queue"] for row in rows] + freed
+    return {row["id"] for row in rows}, [row["queue"] for row in rows] + freed
 
 
 Carried = tuple[int, str | None, int | None]
