@@ -177,7 +177,7 @@ async def _insert(session: Session, chunk: list[NewInstance]) -> Callable[[], li
 async def _insert_alike(
     session: Session, chunk: list[NewInstance], arguments: tuple[object, ...]
 ) -> Callable[[], list[Started]]:
-    return partial(instances.inserted, chunk, await instances.insert_alike(session, arguments))
+    return partial(instances.inserted, chunk, *await instances.insert_alike(session, arguments))
 
 
 async def _next_of(entries: Iterator[NewInstance], most: int) -> list[NewInstance]:

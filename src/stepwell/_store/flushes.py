@@ -74,13 +74,13 @@ async def _flush_bare(db: Database, commits: Sequence[Commit], *, counting: bool
         return Flushed([], was_hindered=True)
     if landed is None:
         return None
-    freed = landed.freed_queues or []
+    inboxes, freed = landed.left_inboxes(), landed.freed_queues or []
     if landed.is_as_meant:
-        return Flushed([], landed.left_inboxes(), _slots(commits), freed, is_as_meant=True)
+        return Flushed([], inboxes, _slots(commits), freed, is_as_meant=True)
     committed = landed.rows()
     among = {row.id for row in committed}
     slots = _slots([commit for commit in commits if commit.claim.id in among])
-    return Flushed(committed, _left_inboxes(committed), slots, freed, is_partial=bool(parents))
+    return Flushed(committed, inboxes, slots, freed, is_partial=bool(parents))
 
 
 def _slots(landed: Sequence[Commit]) -> list[str]:

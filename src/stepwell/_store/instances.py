@@ -159,7 +159,7 @@ async def start(
 ) -> list[Started]:
     """Insert instances, or children of the given parents; positions of duplicate keys are missing."""
     if parents is None and (arguments := alike_arguments(entries)) is not None:
-        return inserted(entries, await insert_alike(db, arguments))
+        return inserted(entries, *await insert_alike(db, arguments))
     of: Sequence[Parent | tuple[None, None, None]] = parents or [_NOBODY] * len(entries)
     rows = await db.fetch(
         "instances/start",
@@ -194,15 +194,14 @@ def alike_arguments(entries: Sequence[NewInstance]) -> tuple[object, ...] | None
     return None if states is None else (states, *common, needs_text(needs))
 
 
-async def insert_alike(db: Queryable, arguments: tuple[object, ...]) -> Row:
-    """Send what was made ready; `inserted` reads the answer."""
-    [row] = await db.fetch("instances/start_alike", *arguments)
-    return row
+async def insert_alike(db: Queryable, arguments: tuple[object, ...]) -> tuple[list[int], bool]:
+    """Send what was made ready; returns their ids, and whether they wait for their time."""
+    [(ids, later)] = await db.fetch("instances/start_alike", *arguments)
+    return ids, later
 
 
-def inserted(entries: Sequence[NewInstance], answer: Row) -> list[Started]:
-    """The rows of entries that are alike, of the answer to their statement."""
-    ids, later = answer
+def inserted(entries: Sequence[NewInstance], ids: Sequence[int], later: bool) -> list[Started]:
+    """The rows of entries that are alike."""
     queue = entries[0].queue
     return [Started(position, id_, queue, later) for position, id_ in enumerate(ids)]
 

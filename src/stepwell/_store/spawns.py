@@ -9,7 +9,7 @@ import msgspec
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
 from stepwell._store.database import Queryable
-from stepwell._store.instances import Parent, Started, alike_arguments
+from stepwell._store.instances import Parent, Started, alike_arguments, inserted
 from stepwell._store.wire import numbers
 
 
@@ -58,4 +58,4 @@ async def start(
                   claimed_at, parent_id=parent_id, priority=entry.priority)
             for id_, entry, (parent_id, _, _) in zip(ids[:claimed], entries, parents, strict=False)
         ]  # fmt: skip
-    return Born([Started(position, id_, queue, later) for position, id_ in enumerate(ids)], claims)
+    return Born(inserted(entries, ids, later), claims)
