@@ -84,8 +84,8 @@ class Bench:
 
 
 class TimedTally(Tally):
-    """Keeps the time of the last commit: a workload may be over in ten milliseconds, and who looks that often whether it
-    is takes a core from it."""
+    """Keeps the time of the last commit: a workload may be over in ten milliseconds, and to look that often whether it
+    is would take a core from it."""
 
     __slots__ = ()
     last_commit = 0.0  # of the worker that is measured; there is one at a time

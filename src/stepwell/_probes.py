@@ -25,6 +25,7 @@ POINTS = (
     "limiter.admitted",  # claims under a limit are committed, nothing runs
     "pruner.pruned",
     "reaper.reaped",
+    "reception.before_delivery",  # slots are kept for who is woken, nothing is delivered
     "reconciler.looked",
     "settling.admitted",  # an answer is in, its broker does not know it yet
     "sharer.moved",

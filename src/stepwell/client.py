@@ -18,6 +18,7 @@ from stepwell._core.tokens import TokenKeys
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.known import Known
 from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.reception import Receptions
 from stepwell._store import doors, instances, signals
 from stepwell._store.borrowed import borrow
 from stepwell._store.database import Database
@@ -42,12 +43,13 @@ class Client:
     """What `Engine` offers to those who start and signal instances."""
 
     def __init__(
-        self, database: Database, registry: Registry, notifier: Notifier, emitter: Emitter, settings: Settings,
-        token_keys: TokenKeys,
+        self, database: Database, registry: Registry, notifier: Notifier, receptions: Receptions, emitter: Emitter,
+        settings: Settings, token_keys: TokenKeys,
     ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._notifier = notifier
+        self._receptions = receptions
         self._emitter = emitter
         self._settings = settings
         known = Known()
@@ -161,7 +163,9 @@ class Client:
         missed = pending = list(range(len(given)))
         for _ in range(MOST_TRIES):
             batch = [given[i] for i in pending]
-            delivered = await retried(partial(signals.deliver, self._database, batch))
+            delivered = await self._receptions.deliver(self._database, batch)
+            if delivered is None:
+                delivered = await retried(partial(signals.deliver, self._database, batch))
             if notify:
                 for queue, count in Counter(d.queue for d in delivered if d.queue is not None).items():
                     self._notifier.announce_work(queue, count)

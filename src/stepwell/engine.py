@@ -17,6 +17,7 @@ from stepwell._runtime.dispatcher import Opened
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.hooks import Hooks
 from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.reception import Receptions
 from stepwell._runtime.threads import Around
 from stepwell._runtime.worker import Worker
 from stepwell._store.database import WORKER, Database, check_url
@@ -197,9 +198,9 @@ class Engine(Doors):
         self._opened.check_loop()
         async with self._entered_resources() as resources:
             yield kind(
-                database=database, registry=self._registry, notifier=notifier, emitter=self._emitter,
-                settings=settings, resources=resources, around_sync_steps=self._around_sync_steps,
-                world=self._world,
+                database=database, registry=self._registry, notifier=notifier, receptions=self._receptions,
+                emitter=self._emitter, settings=settings, resources=resources, world=self._world,
+                around_sync_steps=self._around_sync_steps,
             )  # fmt: skip
 
     @property
@@ -242,8 +243,9 @@ class Engine(Doors):
             raise
         self._open, self._database, self._notifier = stack, database, notifier
         self._ways_out = tuple(Opened(transport) for transport in self._transports.values())
+        self._receptions = Receptions()
         self._client = Client(
-            database, self._registry, notifier, self._emitter, self.settings, self._token_keys
+            database, self._registry, notifier, self._receptions, self._emitter, self.settings, self._token_keys
         )
 
     def _twin(self) -> Engine:

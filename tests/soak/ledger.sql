@@ -45,7 +45,9 @@ begin
   if old.status in ('done', 'failed', 'cancelled') and new.status = 'executing' then
     insert into soak_log (kind, instance, fence) values ('offence: an ended instance was claimed', new.id, old.fence);
   end if;
-  if new.status = 'executing' and (old.status <> 'runnable' and old.status <> 'executing' or old.hold is not null) then
+  -- Who is woken by its first signal may go on in hand.
+  if new.status = 'executing' and (old.status <> 'runnable' and old.status <> 'executing' or old.hold is not null)
+     and not (old.status = 'awaiting_signal' and new.has_inbox and not old.has_inbox) then
     insert into soak_log (kind, instance, fence) values ('offence: a held or parked row was claimed', new.id, old.fence);
   end if;
   return null;

@@ -111,19 +111,25 @@ class Soak(RuleBasedStateMachine):
     def engine(self) -> Any:
         return self.world.harness.engine
 
+    @property
+    def sender(self) -> Any:
+        """Who signals: the client, or one beside a worker, into whose hands the delivery is."""
+        engines = [self.engine, *(node.engine for node in self.world.nodes.values())]
+        return engines[self.number % len(engines)]
+
     def start(self, entry: Entry, many: int) -> None:
         self.ids += [answer.id for answer in self.world.do(self.engine.start_many([entry] * many))]
 
     def signal(self, at: int, key: int | None, name: str, event: int | None) -> None:
         known = self.known()
         target = f"pack {key}" if key is not None or not known else known[at % len(known)]
-        self.send(event, lambda n, dedup: self.engine.signal(target, name, n, dedup_key=dedup))
+        self.send(event, lambda n, dedup: self.sender.signal(target, name, n, dedup_key=dedup))
 
     def signal_many(self, at: int, many: int) -> None:
         known = self.known()
         if known:
             for _ in range(many):
-                self.send(None, lambda n, dedup: self.engine.signal(known[at % len(known)], "item", n, dedup_key=dedup))
+                self.send(None, lambda n, dedup: self.sender.signal(known[at % len(known)], "item", n, dedup_key=dedup))
 
     def signal_or_start(self, key: int, event: int | None) -> None:
         self.send(event, lambda n, dedup: self.engine.signal_or_start(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from stepwell import Engine
+from stepwell._runtime import reception
 from stepwell._runtime.worker import Worker
 from stepwell._store import clones
 from stepwell._store.database import WORKER, Database
@@ -50,8 +51,8 @@ class Node:
         await self._database.open()
         self.worker = Worker(
             database=self._database, registry=self.engine._registry, notifier=self.engine._notifier,
-            emitter=self.engine._emitter, settings=self.engine.settings, resources=self._resources,
-            world=self.engine._world,
+            receptions=self.engine._receptions, emitter=self.engine._emitter, settings=self.engine.settings,
+            resources=self._resources, world=self.engine._world,
         )  # fmt: skip
         await self.worker.start()
         await clones.query(self._url, STEADY, self.worker.id)
@@ -99,6 +100,7 @@ class World:
         self._log = logging.getLogger("stepwell")
         self._level = self._log.level
         self._log.setLevel(logging.CRITICAL)  # dying workers complain, and they should
+        self._few, reception.FEW = reception.FEW, 0  # one signal is enough to go on in hand
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="soak", daemon=True)
         self._thread.start()
@@ -128,6 +130,7 @@ class World:
         self._thread.join(10)
         self.loop.close()
         self._log.setLevel(self._level)
+        reception.FEW = self._few
 
     async def _close(self) -> None:
         for node in self.nodes.values():

@@ -26,9 +26,9 @@ from generate_series(1, {LIVE_WORKERS + DEAD_WORKERS}) as n
 """
 
 # In each 752 rows: 200 runnable, 100 future, 40 behind a key, 30 behind a limit and 30 behind a rate, 300 terminal, 2
-# executing, 50 parked until tomorrow; 7 and 752 share no factor, so that n * 7 % 752 mixes them. The executing
-# rows at 100, 852, 1604, … have ten ended children each; one ended row of each 752 is older than its machine's
-# retention, and was a child of one that ended as well.
+# executing, 50 parked until tomorrow, 10 of those never signalled; 7 and 752 share no factor, so that n * 7 % 752 mixes
+# them. The executing rows at 100, 852, 1604, … have ten ended children each; one ended row of each 752 is older than
+# its machine's retention, and was a child of one that ended as well.
 # Future and blocked rows are the most urgent by priority: they must not be in the way.
 _INSTANCES = f"""
 with numbered as (
@@ -60,7 +60,7 @@ select n, 'order', 1 + n % 2, 'ship',
        case when kind % 10 = 0 then 'live' end,
        case when kind >= 702 then '{{paid}}'::text[] end,
        case when kind >= 702 then stepwell.now() + interval '1 day' + n * interval '1 second' end,
-       kind >= 700,
+       kind between 700 and 741,
        case when kind between 400 and 409 then n / 752 * 752 + 100 when kind = 690 then n - 1 end,
        case when kind between 400 and 409 or kind = 690 then 0 end,
        case when kind between 400 and 409 then kind - 400 when kind = 690 then 0 end,
@@ -76,12 +76,12 @@ select n, jsonb_build_object('order', n, 'items', 'one, two, three')
 from generate_series(1, $1::integer) as n
 """
 
-# Two signals for whoever executes or is parked; the second is remembered when it is consumed.
+# Two signals for whoever executes, and nearly all that are parked; the second is remembered when it is consumed.
 _SIGNALS = """
 insert into stepwell.signals (instance_id, sent_at, name, dedup_key, payload)
 select n, stepwell.now(), 'invoiced', case when twice = 2 then 'event ' || n end, '{"amount": 7}'
 from generate_series(1, $1::integer) as n, generate_series(1, 2) as twice
-where n * 7 % 752 >= 700
+where n * 7 % 752 between 700 and 741
 """
 
 _LIMITS = f"""

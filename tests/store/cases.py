@@ -34,6 +34,7 @@ class Sample:
     signals: list[int] = field(default_factory=list)  # in the inboxes of the parked
     limited: list[int] = field(default_factory=list)  # in the lines behind limits
     parents: list[int] = field(default_factory=list)  # with ten ended children each
+    unsignalled: list[int] = field(default_factory=list)  # parked in the queue default, and never signalled
 
     @property
     def lost(self) -> list[int]:
@@ -74,7 +75,11 @@ async def sample(connection: asyncpg.Connection) -> Sample:
     )
     carried = sum(row["worker_id"] == 1 for row in executing)
     parked = await connection.fetch(
-        "select id from stepwell.instances where status = 'awaiting_signal' order by id limit 1000"
+        "select id from stepwell.instances where status = 'awaiting_signal' and has_inbox order by id limit 1000"
+    )
+    unsignalled = await connection.fetch(
+        "select id from stepwell.instances where status = 'awaiting_signal' and not has_inbox and queue = 'default' "
+        "order by id limit 1000"
     )
     signals = await connection.fetch(
         "select id from stepwell.signals where instance_id = any ($1::bigint[]) order by id", [r["id"] for r in parked]
@@ -87,7 +92,7 @@ async def sample(connection: asyncpg.Connection) -> Sample:
     )
     return Sample(
         [tuple(row) for row in executing], [row["id"] for row in runnable], carried,
-        *([row["id"] for row in rows] for rows in (parked, signals, limited, parents)),
+        *([row["id"] for row in rows] for rows in (parked, signals, limited, parents, unsignalled)),
     )  # fmt: skip
 
 
@@ -166,7 +171,15 @@ def deliver(given: Sample, size: int) -> tuple[Any, ...]:
 
 
 def deliver_plain(given: Sample, size: int) -> tuple[Any, ...]:
-    ids = given.parked[:size] or list(range(1, size + 1))
+    return _plain(given.parked[:size] or list(range(1, size + 1)))
+
+
+def deliver_in_hand(given: Sample, size: int) -> tuple[Any, ...]:
+    ids = given.unsignalled[: size // 2] + given.parked[: size - size // 2]
+    return *_plain(sorted(ids) or list(range(1, size + 1))), 1, ["default"], [size], LABELS
+
+
+def _plain(ids: list[int]) -> tuple[Any, ...]:
     return "{" + ",".join(map(str, ids)) + "}", *("\x1e".join([text] * len(ids)) for text in ("paid", "7"))
 
 
@@ -269,6 +282,7 @@ CASES = [
     Case("instances/unstart", lambda given, n: (given.runnable[:n],), 100, per_row=11),
     *(Case("signals/deliver", deliver, n, _on("guard", "pkey"), 60, session="client") for n in (1, 100)),
     *(Case("signals/deliver_plain", deliver_plain, n, _on("pkey"), 50, session="client") for n in (1, 100)),
+    *(Case("signals/deliver_in_hand", deliver_in_hand, n, _on("pkey"), 50, session="client") for n in (1, 100)),
     Case("signals/deliver", deliver_by_key, 100, _on("guard", "pkey"), 60, session="client"),
     *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),
     Case("instances/start", start_keyed, 1000, frozenset(), 25, 40, "client"),

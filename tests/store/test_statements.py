@@ -83,6 +83,14 @@ def test_an_end_is_counted_the_same_way_with_its_commit_and_after_it() -> None:
     assert after == with_commit
 
 
+def test_who_does_not_go_on_in_hand_is_woken_as_by_a_plain_delivery() -> None:
+    names = ("signals/deliver_plain", "signals/deliver_in_hand")
+    plain, in_hand = (re.findall(r"reached as \(\n(.*?)\n  returning", body(name), re.DOTALL) for name in names)
+
+    assert plain
+    assert [text.replace("\n    and g.id not in (select h.id from in_hand h)", "") for text in in_hand] == plain
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_statement_names_only_indexes_that_exist(name: str) -> None:
     schema = "".join(path.read_text() for path in (STORE / "migrations").glob("*.sql"))

@@ -15,6 +15,7 @@ from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance, admit_many
 from stepwell._core.records import Claim
 from stepwell._core.status import Status
+from stepwell._runtime.reception import Receptions
 from stepwell._store import flushes, instances, signals, workers
 from stepwell._store.database import WORKER
 from stepwell._store.translation import translated
@@ -94,7 +95,8 @@ class Contest:
         engine = self.harness.engine
         assert engine._notifier is not None
         return Client(
-            contestant, self.registry, engine._notifier, engine._emitter, engine.settings, engine._token_keys  # type: ignore[arg-type]
+            contestant, self.registry, engine._notifier, Receptions(), engine._emitter, engine.settings,  # type: ignore[arg-type]
+            engine._token_keys,
         )
 
     def operating(self, contestant: Contestant) -> Operating:

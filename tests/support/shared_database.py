@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 EMPTY = (
     "truncate stepwell.instances, stepwell.instance_data, stepwell.signals, stepwell.tombstones, stepwell.machines, "
-    "stepwell.workers, stepwell.await_units, stepwell.interactions, stepwell.reply_types, "
+    "stepwell.queues, stepwell.workers, stepwell.await_units, stepwell.interactions, stepwell.reply_types, "
     "stepwell.retired_token_keys restart identity"
 )
 

@@ -13,6 +13,7 @@ from stepwell._core.records import Claim
 from stepwell._core.status import Status
 from stepwell._runtime.lanes import Lane, Lanes
 from stepwell._runtime.nursery import Nursery
+from stepwell._runtime.reservations import Reservations
 from tests.unit.claims import make_claim
 
 CHILD = NewInstance(
@@ -32,7 +33,10 @@ class Ward:
         self.woken = 0
         lease: Any = SimpleNamespace(current=7)
         self.nursery = Nursery(
-            lanes=lanes, lease=lease, labels=["order@1"], take=self._take, on_room=self._wake, is_laden=lambda: is_laden
+            Reservations(
+                lanes=lanes, lease=lease, take=self._take, on_room=self._wake, is_laden=lambda: is_laden
+            ),
+            labels=["order@1"],
         )
         self.lanes = lanes
 
@@ -59,7 +63,7 @@ def test_those_who_are_born_have_the_slots_that_were_kept_and_the_others_are_fre
 
     reserved = ward.nursery.reserve([spawn(CHILD), spawn(CHILD, CHILD)])
     assert reserved is not None
-    assert (reserved.slots, reserved.worker_id, ward.lane.free) == (3, 7, 7)
+    assert (reserved.slots, reserved.worker_id, ward.lane.free) == ({"default": 3}, 7, 7)
     ward.nursery.settle(reserved, born)
 
     assert (ward.lane.reserved, ward.lane.unasked, ward.taken) == (0, 1, born)

@@ -35,6 +35,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     needs: Needs | None = None  # of limits; None for nearly every row
     unit_id: int | None = None  # the await unit whose replies its step is handed
+    waker: StoredSignal | None = None  # that it was woken by, if that is known to be all of its inbox
 
     @property
     def concurrency_limit(self) -> str | None:
@@ -53,6 +54,15 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 
 
 SUSPECT_AFTER = 2
+
+
+class StoredSignal(msgspec.Struct, frozen=True, gc=False):
+    """One signal without a dedup key as it is stored: its payload is JSON text."""
+
+    id: int
+    name: str
+    payload: str
+    sent_at: datetime
 
 
 class Signal(msgspec.Struct, frozen=True):

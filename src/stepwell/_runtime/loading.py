@@ -40,8 +40,14 @@ class Loaded:
 async def load(db: Database, claims: list[Claim]) -> Loaded:
     """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
     loaded = Loaded()
-    receivers = [claim.id for claim in claims if claim.has_inbox]
+    receivers = [claim.id for claim in claims if claim.has_inbox and claim.waker is None]
     loaded.inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, loaded.unreadable)
+    for claim in claims:
+        if claim.waker is not None:
+            try:
+                loaded.inboxes[claim.id] = (signals.read(claim.waker),)
+            except InvalidPayload as error:
+                loaded.unreadable[claim.id] = error
     rounds = {claim.id: claim.round for claim in claims if claim.round}
     loaded.families = await _isolating(
         lambda ids: children.load(db, {i: rounds[i] for i in ids}), [*rounds], loaded.unreadable

@@ -33,7 +33,9 @@ from stepwell._runtime.notifier import Notifier
 from stepwell._runtime.nursery import Nursery
 from stepwell._runtime.pruner import Pruner
 from stepwell._runtime.reaper import Reaper
+from stepwell._runtime.reception import Reception, Receptions
 from stepwell._runtime.releases import Releases
+from stepwell._runtime.reservations import Reservations
 from stepwell._runtime.runs import Surroundings
 from stepwell._runtime.sharer import Sharer
 from stepwell._runtime.tally import Tally
@@ -59,6 +61,7 @@ class Worker:
         database: Database,
         registry: Registry,
         notifier: Notifier,
+        receptions: Receptions,
         emitter: Emitter,
         settings: Settings,
         resources: Any,
@@ -69,6 +72,7 @@ class Worker:
         self._database = database
         self._registry = registry
         self._notifier = notifier
+        self._receptions = receptions
         self._emitter = emitter
         self._settings = settings
         self._hands = Hands()
@@ -95,14 +99,15 @@ class Worker:
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
+        reservations = Reservations(
+            lanes=self._lanes, lease=self._lease, take=self._take_unasked, on_room=self._wake_claimer,
+            is_laden=lambda: self._flusher.is_laden or self._flusher.waiting >= MOST_UNCOMMITTED,
+        )  # fmt: skip
         self._spawner = Flusher(
             self._database, announcer, self.tally, name="spawner", most_rows=LARGEST_SPAWN,
-            nursery=Nursery(
-                lanes=self._lanes, lease=self._lease, labels=self._registry.labels(), take=self._take_born,
-                on_room=self._wake_claimer,
-                is_laden=lambda: self._flusher.is_laden or self._flusher.waiting >= MOST_UNCOMMITTED,
-            ),
+            nursery=Nursery(reservations, self._registry.labels()),
         )  # fmt: skip
+        self._reception = Reception(reservations, self._lanes.names, self._registry.labels())
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
         caller = Caller(self._lanes.slots, around_sync_steps)
         self._executor = Executor(
@@ -207,6 +212,7 @@ class Worker:
         await self._pruner.stop()
         patience = self._settings.drain_timeout.total_seconds()
         await self._asking.stop(patience)
+        await self._reception.settle(max(patience, STOP_GRACE))
         await self._intake.all_begun(max(patience, STOP_GRACE))
         await self._releases.release(self._intake.unbegun())
         left = await self._executor.drain(patience)
@@ -264,6 +270,7 @@ class Worker:
         self._subscriptions.callback(self._notifier.subscribe(notices.DISPATCH, self._asking.take))
         self._subscriptions.callback(self._notifier.offer_to(self._take_offer))
         self._subscriptions.callback(self._notifier.send_by(self._asking.take))
+        self._subscriptions.callback(self._receptions.add(self._reception))
 
     def _hear_work(self, queue: str) -> None:
         """A notice of work; an empty one says that some may have been missed."""
@@ -310,12 +317,12 @@ class Worker:
         """Give back what waits for a slot: to begin, but for the first so many, or so long to go on."""
         await self._releases.release([*self._intake.unreturned(lane, patience), *self._intake.unbuffered(lane, keep)])
 
-    def _take_born(self, lane: Lane, born: Sequence[Claim]) -> None:
-        """Begin children that were born claimed; a worker that stops leaves them to others at once."""
+    def _take_unasked(self, lane: Lane, claims: Sequence[Claim]) -> None:
+        """Begin what has come without a claim; a worker that stops leaves it to others at once."""
         if not lane.is_closed:
-            self._intake.take(lane, born)
+            self._intake.take(lane, claims)
             return
-        self._releases.release_soon(list(born))
+        self._releases.release_soon(list(claims))
 
     def _lose_lease(self, worker_id: int) -> None:
         """The lease is gone: stop its steps, and start anew under a new id."""

@@ -11,11 +11,11 @@ from stepwell._core.commits import Commit
 from stepwell._core.entries import NewInstance
 from stepwell._core.faults import Contention
 from stepwell._core.records import Claim
+from stepwell._core.reservation import Reservation
 from stepwell._core.status import Status
 from stepwell._store import children, instances, keys, limits, shortcuts, signals, spawns, units
 from stepwell._store.database import Database, Session
 from stepwell._store.instances import Committed, Started
-from stepwell._store.spawns import Reserved
 from stepwell._store.units import Resolved
 
 Spawned = tuple[Commit, int, NewInstance]
@@ -43,7 +43,7 @@ class Flushed:
 
 async def flush(
     db: Database, commits: Sequence[Commit], *, lock_timeout: timedelta | None = None, barely: bool = False,
-    counting: bool = False, reserved: Reserved | None = None,
+    counting: bool = False, reserved: Reservation | None = None,
 ) -> Flushed:  # fmt: skip
     """Commit outcomes together: plain ones in one statement, the others in one transaction.
 
@@ -93,7 +93,7 @@ def _left_inboxes(committed: list[Committed]) -> list[int]:
 
 
 async def _flush(
-    db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None, reserved: Reserved | None = None
+    db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None, reserved: Reservation | None = None
 ) -> Flushed:
     if all(commit.is_plain for commit in commits):
         committed = await instances.commit(db, commits)
@@ -105,7 +105,7 @@ async def _flush(
 
 
 async def write(
-    session: Session, commits: Sequence[Commit], *, barely: bool = False, reserved: Reserved | None = None
+    session: Session, commits: Sequence[Commit], *, barely: bool = False, reserved: Reservation | None = None
 ) -> Flushed:
     """Write outcomes, and all that hangs on them, in the transaction of the session; but for slots of bare ones, whose
     limits nobody locks who waits for the disk."""
@@ -201,7 +201,7 @@ async def _ask(session: Session, landed: list[Commit], rows: dict[int, Committed
 
 
 async def _spawn(
-    session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed, reserved: Reserved | None
+    session: Session, landed: list[Commit], rows: dict[int, Committed], flushed: Flushed, reserved: Reservation | None
 ) -> None:
     """Insert children under their parents' locks, and wait only for those that were inserted."""
     if not landed:

@@ -8,17 +8,10 @@ import msgspec
 
 from stepwell._core.entries import NewInstance
 from stepwell._core.records import Claim
+from stepwell._core.reservation import Reservation
 from stepwell._store.database import Queryable
 from stepwell._store.instances import Parent, Started, alike_arguments, inserted
 from stepwell._store.wire import numbers
-
-
-class Reserved(msgspec.Struct, frozen=True):
-    """Slots of a worker that are kept for children of one queue."""
-
-    queue: str
-    slots: int
-    worker_id: int
 
 
 class Born(msgspec.Struct, frozen=True):
@@ -29,7 +22,7 @@ class Born(msgspec.Struct, frozen=True):
 
 
 async def start(
-    db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent], reserved: Reserved | None
+    db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent], reserved: Reservation | None
 ) -> Born | None:
     """Insert children that are alike and have no keys; as many as slots are reserved for are claimed with it. None if
     they are not such."""
@@ -38,8 +31,6 @@ async def start(
         return None
     states, *common = arguments
     queue = entries[0].queue
-    if reserved is not None and reserved.queue != queue:
-        reserved = None
     [(ids, later, claimed, claimed_at)] = await db.fetch(
         "spawns/start",
         states,
@@ -47,7 +38,7 @@ async def start(
         numbers([round_ for _, round_, _ in parents]),
         numbers([index for _, _, index in parents]),
         *common,
-        0 if reserved is None else min(reserved.slots, len(entries)),
+        0 if reserved is None else min(reserved.of(queue), len(entries)),
         None if reserved is None else reserved.worker_id,
     )
     claims: list[Claim] = []

@@ -12,6 +12,7 @@ from stepwell._runtime.claimer import Claimer
 from stepwell._runtime.dispatcher import Dispatcher
 from stepwell._runtime.lanes import Lane, Lanes, Turns
 from stepwell._runtime.notifier import Notifier
+from stepwell._runtime.reception import Receptions
 from stepwell._runtime.timers import Timers
 from stepwell._runtime.worker import Worker
 from stepwell._store import instances
@@ -134,6 +135,7 @@ class SteppedWorker(Worker):
     def _build(self, *args: Any, **kwargs: Any) -> None:
         self._lanes = OpenLanes(self._settings.queues)
         self._notifier = Unlistening(self._notifier)  # type: ignore[assignment]  # all else is the same
+        self._receptions = Receptions()  # nobody's: what is woken waits until it is claimed
         super()._build(*args, **kwargs)
         self.taken: list[Claim] = []  # claimed, and not yet told to be over
         self._intake.take = self._take_noting(self._intake.take)  # type: ignore[assignment, method-assign]

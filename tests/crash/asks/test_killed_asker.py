@@ -136,6 +136,7 @@ ELSEWHERE = {
     "heartbeat.beaten": "a beat writes nothing but the worker's own row",
     "limiter.admitted": "it claims under a limit, before a step runs, as `claimer.claimed` does",
     "pruner.pruned": "it deletes what has ended, after all questions of that",
+    "reception.before_delivery": "signals are delivered there; tests/runtime/test_waking.py looks at those",
     "settling.admitted": "of brokers: tests/transports/brokers/promises.py kills there, for each of them",
     "sharer.moved": "it moves rows that wait for a worker, and knows no questions",
 }
