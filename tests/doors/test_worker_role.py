@@ -1,4 +1,4 @@
-"""A role with the rights that the guide names, and no others, runs a worker that asks the world."""
+"""A role with the rights that the guide names, and no others, runs a worker: that asks the world, that is signalled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from stepwell import Engine
 from tests.asks.machines import Batch, Expense
 from tests.conftest import MakeHarness
 from tests.doors.roles import connected, role
+from tests.engine.waiting.machines import Waiter
 from tests.support.transports import Recording
 from tests.support.waiting import eventually
 
@@ -33,6 +34,23 @@ async def test_the_rights_of_the_guide_are_enough_for_a_worker_that_asks_and_is_
             answers = await expense.wait(timeout=30), await batch.wait(timeout=30)
 
     assert [a.status for a in answers] == ["done", "done"]
+
+
+async def test_the_rights_of_the_guide_are_enough_to_signal_many_into_a_workers_hands(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Waiter])
+    async with role(h, "worker") as url, connected(h.url) as owner:
+        await owner.execute(f"grant usage on schema{GRANTS}".replace("shop_app", str(urlsplit(url).username)))
+
+        async with Engine(url, machines=[Waiter]) as engine, engine.worker():
+            waiters = [await engine.start(Waiter) for _ in range(40)]
+            for waiter in waiters:
+                await waiter.wait(timeout=30, until="settled")
+            await engine.signal_many([(waiter.id, "go") for waiter in waiters])
+            results = [await waiter.result(timeout=30) for waiter in waiters]
+
+    assert results == [[["go", None]]] * 40
 
 
 async def pending(engine: Engine) -> list[str]:
