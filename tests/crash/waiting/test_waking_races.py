@@ -171,3 +171,37 @@ async def test_who_is_in_the_hands_of_one_who_dies_before_the_step_has_begun_cou
 
     assert await contest.row(claim.id, "status", "attempt", "crashes") == found
     assert await contest.inbox(claim.id) == REACHED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "share = 7", "concurrency_key = 'k'", "concurrency_limit = 'few'", "rate_limit = 'slow'", "version = 99",
+        "queue = 'another'", "attempt = 1", "crashes = 2", "has_inbox = true", "round = 1", "await_unit_id = 7",
+    ],
+)  # fmt: skip
+async def test_who_needs_more_than_a_slot_or_is_handed_more_than_its_state_and_one_signal_is_woken_as_ever(
+    contest: Contest, change: str
+) -> None:
+    parking, delivering = await contest.join()
+    one, other = await park(contest, parking), await park(contest, parking)
+    await contest.sql(f"update stepwell.instances set {change} where id = $1", one.id)
+
+    answer = await deliver(contest, delivering, one, other)
+
+    assert [claim.id for claim in answer.claims] == [other.id]
+    assert [d.target for d in answer.deliveries] == [one.id, other.id]
+    assert await contest.row(one.id, "status") == "runnable"
+    assert await contest.inbox(one.id) == REACHED
+
+
+async def test_who_awaits_another_name_gets_the_signal_and_goes_on_waiting(contest: Contest) -> None:
+    parking, delivering = await contest.join()
+    claim = await contest.executing(parking)
+    await contest.flush(parking, parked(claim, "another"))
+
+    answer = await deliver(contest, delivering, claim)
+
+    assert (answer.claims, answer.deliveries) == ([], [Delivery(claim.id, None, is_orphaned=False)])
+    assert await contest.row(claim.id, "status") == "awaiting_signal"
+    assert await contest.inbox(claim.id) == REACHED
