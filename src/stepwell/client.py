@@ -24,7 +24,7 @@ from stepwell._store.borrowed import borrow
 from stepwell._store.database import Database
 from stepwell._store.instances import Started
 from stepwell._store.retries import MOST_TRIES, retried
-from stepwell._store.signals import NewSignal
+from stepwell._store.signals import Delivery, NewSignal
 from stepwell.completing import Completing
 from stepwell.config import Settings
 from stepwell.errors import Duplicate, InvalidInput, NoTarget
@@ -163,12 +163,12 @@ class Client:
         missed = pending = list(range(len(given)))
         for _ in range(MOST_TRIES):
             batch = [given[i] for i in pending]
-            delivered = await self._receptions.deliver(self._database, batch)
+            tell = partial(self._tell_woken, notify=notify)
+            delivered = await self._receptions.deliver(self._database, batch, tell)
             if delivered is None:
                 delivered = await retried(partial(signals.deliver, self._database, batch))
-            if notify:
-                for queue, count in Counter(d.queue for d in delivered if d.queue is not None).items():
-                    self._notifier.announce_work(queue, count)
+                tell(delivered)
+                self._receptions.note(delivered)
             reached_now = {i for i, delivery in zip(pending, delivered, strict=True) if delivery.target is not None}
             missed = [i for i in missed if i not in reached_now]
             pending = [i for i, delivery in zip(pending, delivered, strict=True) if delivery.is_orphaned]
@@ -178,6 +178,12 @@ class Client:
         for i in missed:
             answers[i] = NoTarget(targets[i])
         return answers
+
+    def _tell_woken(self, delivered: Sequence[Delivery], *, notify: bool) -> None:
+        """Tell of those who may be claimed."""
+        if notify:
+            for queue, count in Counter(d.queue for d in delivered if d.queue is not None).items():
+                self._notifier.announce_work(queue, count)
 
     async def signal_or_start(
         self, machine: object, state: Any, key: str, name: str, payload: Any, dedup_key: str | None, tenant: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,10 @@ MANY = 40  # more than a claim begins at once
 IN_HAND = statement("signals/deliver_in_hand")
 PLAINLY = statement("signals/deliver_plain").splitlines()[0]
 WAITS = "select from pg_stat_activity where wait_event_type = 'Lock' and query like $1"
+BEGUN = """
+select i.status, i.claimed_at <= w.begun_at and not i.id = any (w.waiting), count(*)
+from stepwell.instances i join stepwell.workers w on w.id = i.worker_id group by 1, 2
+"""
 NO_POLL = dict.fromkeys(("poll", "max_poll"), timedelta(hours=1))
 BEAT = dict.fromkeys(("heartbeat", "poll", "max_poll"), timedelta(seconds=0.3))
 
@@ -76,6 +81,12 @@ async def park(engine: Engine, number: int = MANY, **options: Any) -> list[Handl
     return parked
 
 
+async def is_ready(worker: Worker, *, queue: str = "default") -> None:
+    """Wait until it is idle; it knows, as by an earlier signal of its process, where signals wake somebody."""
+    worker._reception.note([queue])
+    await eventually(lambda: is_idle(worker))
+
+
 async def go(engine: Engine, parked: list[Handle[Any]]) -> None:
     """Signal all of them at once."""
     answers = await engine.signal_many([(handle.id, "go", {"to": n}) for n, handle in enumerate(parked)])
@@ -104,7 +115,7 @@ async def test_who_is_woken_beside_a_worker_with_free_slots_goes_on_in_its_hands
 ) -> None:
     async with h.engine.worker({"default": MANY}) as worker:
         parked = await park(h.engine)
-        await eventually(lambda: is_idle(worker))
+        await is_ready(worker)
         tally = Tally(h.engine._opened, worker._database)
         await tally.attach()
 
@@ -118,31 +129,100 @@ async def test_who_is_woken_beside_a_worker_with_free_slots_goes_on_in_its_hands
     assert set(runs.woken.values()) == {1}
 
 
-async def test_where_slots_are_few_the_others_are_woken_as_ever_and_anybody_may_claim_them(
+async def test_the_first_signal_of_a_process_that_wakes_somebody_tells_where(h: Harness) -> None:
+    async with h.engine.worker({"default": MANY, "other": MANY}) as worker:
+        parked, [first] = await park(h.engine), await park(h.engine, 1, queue="other")
+        await first.signal("go", {"to": 0})
+        await first.result(timeout=10)
+        with armed("reception.before_delivery", hold=True) as delivering:
+            going = asyncio.create_task(go(h.engine, parked))
+            await delivering.reached()
+            kept = {lane.queue: lane.reserved for lane in worker._lanes}
+            delivering.release()
+            await going
+        found = await results(parked)
+
+    assert (kept, found) == ({"default": 0, "other": MANY}, expected())
+
+
+async def test_where_there_are_not_slots_for_all_the_most_urgent_are_claimed_first(h: Harness, runs: Runs) -> None:
+    async with h.engine.worker({"default": MANY - 1}) as worker:
+        parked = await park(h.engine, MANY - 3, priority=9) + await park(h.engine, 3, priority=1)
+        await is_ready(worker)
+        with armed("claimer.before_claim", hold=True) as claiming:
+            await go(h.engine, parked)
+            found = Counter(await statuses(h))
+            claiming.release()
+        await results(parked)
+
+    assert found == {"runnable": MANY}
+    assert list(runs.woken)[:3] == [handle.id for handle in parked[-3:]]
+
+
+async def test_a_delivery_by_which_nobody_goes_on_is_followed_by_plain_ones(h: Harness) -> None:
+    async with h.engine.worker({"default": MANY, "other": MANY}) as worker:
+        parked, others = await park(h.engine), await park(h.engine)
+        await is_ready(worker, queue="other")
+        tally = Tally(h.engine._opened)
+        await tally.attach()
+
+        await go(h.engine, parked)
+        found = await results(parked)
+        await eventually(lambda: is_idle(worker))
+        await go(h.engine, others)
+        found += await results(others)
+
+    assert [name for name in tally.sent if name.startswith("signals/")] == [
+        "signals/deliver_in_hand", "signals/deliver_plain"
+    ]  # fmt: skip
+    assert found == expected() * 2
+
+
+async def test_no_slots_are_kept_while_who_signals_waits_for_a_connection(h: Harness) -> None:
+    async with h.engine.worker({"default": MANY}) as worker:
+        parked = await park(h.engine)
+        await is_ready(worker)
+        async with AsyncExitStack() as stack:
+            for _ in range(10):  # all that a client has
+                await stack.enter_async_context(h.engine._opened.connection())
+            going = asyncio.create_task(go(h.engine, parked))
+            await eventually(lambda: h.engine._opened._pool._queue._getters)  # type: ignore[union-attr]
+            kept = worker._lanes["default"].reserved
+        await going
+        found = await results(parked)
+
+    assert (kept, found) == (0, expected())
+
+
+async def test_a_note_that_others_have_begun_while_a_delivery_is_under_way_is_not_about_those_it_wakes(
     h: Harness, runs: Runs
 ) -> None:
-    async with h.engine.worker({"default": 3}) as worker:
+    async with h.engine.worker({"default": MANY}):
         parked = await park(h.engine)
-        await eventually(lambda: is_idle(worker))
-        runs.gate.clear()
-        await go(h.engine, parked)
-        await eventually(lambda: len(runs.woken) == 3)
-        first = await statuses(h)
-
-        async with h.engine.worker({"default": MANY}):
-            await eventually(lambda: len(runs.woken) == MANY)
+    runs.gate.clear()
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Parked], resources=runs) as engine:
+        late = proxy.hold("answer", IN_HAND)
+        async with engine.worker({"default": MANY + 1}) as worker:
+            await is_ready(worker)
+            going = asyncio.create_task(go(engine, parked))
+            await late.happened.wait()
+            other = await engine.start(Parked)
+            await other.wait(timeout=10, until="settled")
+            counted = await h.sql(BEGUN)
+            late.release()
             runs.gate.set()
+            await going
             found = await results(parked)
 
-    assert Counter(first) == {"executing": 3, "runnable": MANY - 3}
+    assert [tuple(row) for row in counted] == [("executing", False, MANY)]
     assert found == expected()
-    assert set(runs.woken.values()) == {1}
 
 
 async def test_what_a_signal_brings_is_handed_over_as_postgres_has_it(h: Harness, runs: Runs) -> None:
     """And not as it was sent: a step that runs again after a crash sees the same."""
-    async with h.engine.worker({"default": MANY}):
+    async with h.engine.worker({"default": MANY}) as worker:
         parked = await park(h.engine)
+        await is_ready(worker)
 
         await h.engine.signal_many([(handle.id, "stop", {"bb": 1, "a": 2}) for handle in parked])
         await results(parked)
@@ -160,7 +240,7 @@ async def test_what_a_claim_would_leave_is_not_taken_into_hand(
 ) -> None:
     async with h.engine.worker({"default": MANY, "paused": MANY, "fair": MANY}) as worker:
         parked = await park(h.engine, **options)
-        await eventually(lambda: is_idle(worker))
+        await is_ready(worker, queue=options.get("queue", "default"))
         await h.sql("insert into stepwell.queues (name, paused_at, changed_at) values ('paused', now(), now())")
         with armed("claimer.before_claim", hold=True) as claiming:
             await go(h.engine, parked)
@@ -198,11 +278,12 @@ class Leaf(Machine):
 
 async def test_who_is_handed_more_than_its_state_and_one_signal_gets_all_of_it(make_harness: MakeHarness) -> None:
     h = await make_harness([Twice, Leaf])
-    async with h.engine.worker({"default": MANY}):
+    async with h.engine.worker({"default": MANY}) as worker:
         parked = [await h.engine.start(Twice) for _ in range(MANY)]
         for _ in range(2):
             for handle in parked:
                 await handle.wait(timeout=10, until="settled")
+            await is_ready(worker)
             await h.engine.signal_many([(handle.id, "note") for handle in parked])
             await h.engine.signal_many([(handle.id, "go") for handle in parked])
             await eventually(lambda: are_further(h))
@@ -222,9 +303,11 @@ async def are_further(h: Harness) -> bool:
 async def test_who_signals_and_is_cancelled_leaves_nobody_in_hands_that_do_not_know_of_it(
     h: Harness, runs: Runs
 ) -> None:
+    """Nor anybody asleep who does not go on in hand."""
     async with h.engine.worker({"default": MANY}) as worker:
         parked = await park(h.engine)
-        await eventually(lambda: is_idle(worker))
+        await h.sql("update stepwell.instances set has_inbox = true where id = $1", parked[5].id)
+        await is_ready(worker)
         with armed("reception.before_delivery", hold=True) as delivering:
             signalling = asyncio.create_task(go(h.engine, parked))
             await delivering.reached()
@@ -232,6 +315,7 @@ async def test_who_signals_and_is_cancelled_leaves_nobody_in_hands_that_do_not_k
             with pytest.raises(asyncio.CancelledError):
                 await signalling
             delivering.release()
+        await eventually(lambda: have_ended(h))  # a client that waits would look after them
         found = await results(parked)
         strays = worker.tally.strays
 
@@ -239,9 +323,14 @@ async def test_who_signals_and_is_cancelled_leaves_nobody_in_hands_that_do_not_k
     assert worker._lanes["default"].reserved == 0
 
 
+async def have_ended(h: Harness) -> bool:
+    return set(await statuses(h)) == {"done"}
+
+
 async def test_where_somebody_holds_a_target_no_slots_are_kept_for_who_waits_for_it(h: Harness) -> None:
     async with h.engine.worker({"default": MANY}) as worker:
         parked = await park(h.engine)
+        await is_ready(worker)
         connection = await asyncpg.connect(h.url)
         async with connection.transaction():
             await connection.execute("select from stepwell.instances where id = $1 for update", parked[7].id)
@@ -261,7 +350,7 @@ async def test_who_is_woken_while_the_worker_stops_is_given_back_and_goes_on_els
     async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Parked], resources=runs) as engine:
         late = proxy.hold("answer", IN_HAND)
         async with engine.worker({"default": MANY}) as worker:
-            await eventually(lambda: is_idle(worker))
+            await is_ready(worker)
             going = asyncio.create_task(go(engine, parked))
             await late.happened.wait()
             stopping = asyncio.create_task(worker.stop())
@@ -286,7 +375,7 @@ async def test_who_is_woken_by_a_delivery_whose_answer_is_lost_is_given_back_at_
     async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Parked], resources=runs, **BEAT) as engine:
         lost = proxy.lose("answer", IN_HAND)
         async with engine.worker({"default": MANY}) as worker:
-            await eventually(lambda: is_idle(worker))
+            await is_ready(worker)
             with pytest.raises(DatabaseUnavailable):
                 await go(engine, parked)
             found = await results(parked)
@@ -297,9 +386,10 @@ async def test_who_is_woken_by_a_delivery_whose_answer_is_lost_is_given_back_at_
 
 
 async def test_one_who_has_ended_is_told_as_no_target_among_many_who_go_on(h: Harness) -> None:
-    async with h.engine.worker({"default": MANY}):
+    async with h.engine.worker({"default": MANY}) as worker:
         parked = await park(h.engine)
         await parked[3].cancel()
+        await is_ready(worker)
 
         answers = await h.engine.signal_many([(handle.id, "go") for handle in parked])
         others = [handle for handle in parked if handle is not parked[3]]
@@ -310,7 +400,7 @@ async def test_one_who_has_ended_is_told_as_no_target_among_many_who_go_on(h: Ha
 
 
 class Roaming(Machine):
-    """Its next version would wait elsewhere; this one goes on at once."""
+    """Goes on by a signal, and to another step."""
 
     @step
     async def start(self, ctx: Context[Any]) -> Await:
@@ -329,11 +419,53 @@ async def test_the_signal_that_has_woken_an_instance_is_consumed_by_its_next_ste
     make_harness: MakeHarness,
 ) -> None:
     h = await make_harness([Roaming])
-    async with h.engine.worker({"default": MANY}):
+    async with h.engine.worker({"default": MANY}) as worker:
         parked = [await h.engine.start(Roaming) for _ in range(MANY)]
         for handle in parked:
             await handle.wait(timeout=10, until="settled")
+        await is_ready(worker)
         await go(h.engine, parked)
         found = await results(parked)
 
     assert found == [0] * MANY
+
+
+class Listening(Machine):
+    """Awaits "go", and tells what is in its inbox then; or is busy."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Await | Done:
+        if not ctx.state:
+            return Await("go", then=self.finish)
+        await ctx.resources.gate.wait()
+        return Done()
+
+    @step
+    async def finish(self, ctx: Context[Any]) -> Done:
+        return Done([signal.name for signal in ctx.inbox])
+
+
+async def test_who_is_to_wait_for_the_beginning_of_others_is_handed_what_has_come_by_then(
+    make_harness: MakeHarness, runs: Runs
+) -> None:
+    h = await make_harness([Listening], resources=runs, **NO_POLL)
+    async with h.engine.worker({"default": 3 * MANY}) as worker:
+        parked = [await h.engine.start(Listening) for _ in range(MANY)]
+        for handle in parked:
+            await handle.wait(timeout=10, until="settled")
+        await is_ready(worker)
+        runs.gate.clear()
+        busy = [await h.engine.start(Listening, {"busy": True})]
+        await eventually(lambda: worker.running == 1)
+        with armed("executor.begun", hold=True) as beginning:
+            busy.append(await h.engine.start(Listening, {"busy": True}))
+            await beginning.reached()
+            assert worker._lanes["default"].is_beginning
+            await go(h.engine, parked)
+            await h.engine.signal_many([(handle.id, "note") for handle in parked[:3]])
+            beginning.release()
+        found = await results(parked)
+        runs.gate.set()
+        await results(busy)
+
+    assert found == [["go", "note"]] * 3 + [["go"]] * (MANY - 3)

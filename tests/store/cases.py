@@ -176,7 +176,7 @@ def deliver_plain(given: Sample, size: int) -> tuple[Any, ...]:
 
 def deliver_in_hand(given: Sample, size: int) -> tuple[Any, ...]:
     ids = given.unsignalled[: size // 2] + given.parked[: size - size // 2]
-    return *_plain(sorted(ids) or list(range(1, size + 1))), 1, ["default"], [size], LABELS
+    return *_plain(sorted(ids) or list(range(1, size + 1))), 1, "default", LABELS
 
 
 def _plain(ids: list[int]) -> tuple[Any, ...]:

@@ -30,11 +30,13 @@ class Ward:
         self.lane = lanes["default"]
         self.lane.ready = False
         self.taken: list[Claim] = []
-        self.woken = 0
-        lease: Any = SimpleNamespace(current=7)
+        self.woken = self.left = 0
+        self.lease: Any = SimpleNamespace(current=7)
+        lease = self.lease
         self.nursery = Nursery(
             Reservations(
-                lanes=lanes, lease=lease, take=self._take, on_room=self._wake, is_laden=lambda: is_laden
+                lanes=lanes, lease=lease, take=self._take, on_room=self._wake, on_left=self._leave,
+                is_laden=lambda: is_laden,
             ),
             labels=["order@1"],
         )
@@ -43,6 +45,9 @@ class Ward:
     def _take(self, lane: Lane, born: Any) -> None:
         assert lane is self.lane
         self.taken += born
+
+    def _leave(self) -> None:
+        self.left += 1
 
     def _wake(self) -> None:
         self.woken += 1
@@ -63,10 +68,21 @@ def test_those_who_are_born_have_the_slots_that_were_kept_and_the_others_are_fre
 
     reserved = ward.nursery.reserve([spawn(CHILD), spawn(CHILD, CHILD)])
     assert reserved is not None
-    assert (reserved.slots, reserved.worker_id, ward.lane.free) == ({"default": 3}, 7, 7)
+    assert (reserved.slots, reserved.worker_id, ward.lane.free) == (3, 7, 7)
     ward.nursery.settle(reserved, born)
 
     assert (ward.lane.reserved, ward.lane.unasked, ward.taken) == (0, 1, born)
+
+
+def test_who_comes_when_the_lease_is_gone_is_left_to_the_reaper_which_is_told() -> None:
+    ward = Ward()
+    reserved = ward.nursery.reserve([spawn(CHILD)])
+    assert reserved is not None
+    ward.lease.current = None
+
+    ward.nursery.settle(reserved, [make_claim()])
+
+    assert (ward.taken, ward.left, ward.lane.reserved) == ([], 1, 0)
 
 
 def test_what_was_told_of_while_slots_were_kept_is_claimed_when_they_are_free_again() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from time import perf_counter
 
@@ -55,6 +56,7 @@ class Intake:
         self._turn = asyncio.Lock()  # of one beginning, to be noted and launched
         self._lined_up: set[int] = set()  # instances whose beginning waits for its turn
         self._leaving: set[int] = set()  # instances that were taken back, to be released
+        self._coming: list[Sequence[int]] = []  # instances that may be claimed by deliveries under way
         self._latest_claim: datetime | None = None
         self._suspects: deque[Claim] = deque()  # they run one at a time
         self._suspect_runs = False
@@ -102,6 +104,15 @@ class Intake:
             self._refill(lane)
             if lane.buffer and not lane.has_look:
                 self._look_after(lane)
+
+    @contextmanager
+    def expecting(self, ids: Sequence[int]) -> Iterator[None]:
+        """While these may be claimed by somebody who tells of it later, no note that is made is about them."""
+        self._coming.append(ids)
+        try:
+            yield
+        finally:
+            self._coming.remove(ids)
 
     def step_aside(self, hand: Hand) -> None:
         """Leave a slot whose step has returned, to go on when that is committed."""
@@ -276,7 +287,8 @@ class Intake:
     def _waiting_ids(self) -> list[int]:
         """What is claimed and does not begin yet."""
         buffered = [claim.id for lane in self._lanes for claim in lane.buffer]
-        return [*self._lined_up, *self._leaving, *(claim.id for claim in self._suspects), *buffered]
+        coming = [id_ for ids in self._coming for id_ in ids]
+        return [*self._lined_up, *self._leaving, *(claim.id for claim in self._suspects), *buffered, *coming]
 
     async def _launch_all(self, left: deque[Claim], begun: Begun, loaded: Loaded) -> None:
         worker_id = left[-1].worker_id

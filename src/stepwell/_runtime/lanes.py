@@ -117,8 +117,8 @@ class Lane:
         others when they come back; but not too many, so that no worker has much more than it can run."""
         return max(self.away - MOST_AWAY * self.slots, 0) if self.is_swift else self.away
 
-    def reserve(self, number: int) -> int:
-        """Keep slots for up to so many that come without a claim; returns how many.
+    def reserve(self, number: int, *, whole: bool = False) -> int:
+        """Keep slots for up to so many that come without a claim, or with `whole` for all or none; returns how many.
 
         None where something waits that a claim would bring first, or where a claim would be refused. No more than there
         are slots, and where steps are over as soon as they begin, as many more as are claimed ahead of them. Where
@@ -127,11 +127,11 @@ class Lane:
         is_shut = self.is_paused or self.is_closed or self.is_limited or self.turns is not None
         if is_shut or self.left_behind is not None or self.returning:
             return 0
-        ahead = self.slots if self.is_swift else 0
+        ahead = self.slots if self.is_swift and not whole else 0
         room = self.free + ahead
         if self.ready:
             room = min(room, self.slots + ahead - self.unasked)
-        kept = max(0, min(number, room))
+        kept = 0 if whole and room < number else max(0, min(number, room))
         self.reserved += kept
         self.unasked += kept
         return kept

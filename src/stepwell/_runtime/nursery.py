@@ -26,7 +26,7 @@ class Nursery:
         children = [child for commit in commits for child in commit.children or ()]
         if not children or not self._is_fit(children[0]) or any(commit.spawns_keys for commit in commits):
             return None
-        return self._reservations.make({children[0].queue: len(children)})
+        return self._reservations.make(children[0].queue, len(children))
 
     def _is_fit(self, child: NewInstance) -> bool:
         """Whether it needs nothing but a worker like this one, now."""

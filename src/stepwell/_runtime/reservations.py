@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from stepwell._core.records import Claim
 from stepwell._core.reservation import Reservation
@@ -22,30 +22,32 @@ class Reservations:
         lease: Lease,
         take: Take,
         on_room: Callable[[], None],
+        on_left: Callable[[], None],
         is_laden: Callable[[], bool],
     ) -> None:
         self._lanes = lanes
         self._lease = lease
         self._take = take
         self._on_room = on_room
+        self._on_left = on_left
         self._is_laden = is_laden
 
-    def make(self, wanted: Mapping[str, int]) -> Reservation | None:
-        """Keep up to so many slots in these queues; None if there are none, or nothing may come without a claim."""
-        worker_id = self._lease.current
-        if worker_id is None or self._is_laden() or self._lanes.claims_at_once:
+    def make(self, queue: str, number: int, *, whole: bool = False) -> Reservation | None:
+        """Keep up to so many slots of a queue, or with `whole` all of them; None if there are none to keep, or nothing
+        may come without a claim."""
+        lane, worker_id = self._lanes.find(queue), self._lease.current
+        if lane is None or worker_id is None or self._is_laden() or self._lanes.claims_at_once:
             return None
-        lanes = [lane for queue in wanted if (lane := self._lanes.find(queue)) is not None]
-        slots = {lane.queue: kept for lane in lanes if (kept := lane.reserve(wanted[lane.queue]))}
-        return Reservation(worker_id, slots) if slots else None
+        slots = lane.reserve(number, whole=whole)
+        return Reservation(queue, slots, worker_id) if slots else None
 
     def settle(self, reservation: Reservation, came: Sequence[Claim]) -> None:
         """Let those have their slots who came; the others are free again."""
-        for queue, kept in reservation.slots.items():
-            lane = self._lanes[queue]
-            claims = [claim for claim in came if claim.queue == queue]
-            lane.unreserve(kept, len(claims))
-            if claims and reservation.worker_id == self._lease.current:  # else the reaper returns them
-                self._take(lane, claims)
-            if lane.ready and len(claims) < kept:
-                self._on_room()  # what was told of meanwhile may have found no slot
+        lane = self._lanes[reservation.queue]
+        lane.unreserve(reservation.slots, len(came))
+        if came and reservation.worker_id == self._lease.current:
+            self._take(lane, came)
+        elif came:
+            self._on_left()  # the lease is gone, and with it they are the reaper's
+        if lane.ready and len(came) < reservation.slots:
+            self._on_room()  # what was told of meanwhile may have found no slot

@@ -101,13 +101,13 @@ class Worker:
         self._flusher = Flusher(self._database, announcer, self.tally)
         reservations = Reservations(
             lanes=self._lanes, lease=self._lease, take=self._take_unasked, on_room=self._wake_claimer,
+            on_left=self._notifier.announce_idle,
             is_laden=lambda: self._flusher.is_laden or self._flusher.waiting >= MOST_UNCOMMITTED,
         )  # fmt: skip
         self._spawner = Flusher(
             self._database, announcer, self.tally, name="spawner", most_rows=LARGEST_SPAWN,
             nursery=Nursery(reservations, self._registry.labels()),
         )  # fmt: skip
-        self._reception = Reception(reservations, self._lanes.names, self._registry.labels())
         self._transactor = self._build_transactor(announcer) if self._registry.is_transactional else None
         caller = Caller(self._lanes.slots, around_sync_steps)
         self._executor = Executor(
@@ -124,6 +124,9 @@ class Worker:
             launch=self._executor.launch, on_room=self._wake_claimer, on_lease_lost=self._lose_lease,
         )  # fmt: skip
         self._executor.places = self._intake
+        self._reception = Reception(
+            lanes=self._lanes, intake=self._intake, reservations=reservations, labels=self._registry.labels()
+        )
         self._releases = Releases(self._database, self._notifier, self._intake.released)
         limiter = Limiter(
             database=self._database, notifier=self._notifier, emitter=self._emitter, lease=self._lease,

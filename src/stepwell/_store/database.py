@@ -68,7 +68,7 @@ class _Connection(LearnedConnection):
 
 
 class Session:
-    """One connection inside a transaction."""
+    """One connection, nearly always inside a transaction."""
 
     def __init__(self, connection: asyncpg.Connection, pool: Counting) -> None:
         self._connection = connection
@@ -152,6 +152,13 @@ class Database:
         with translated():
             async with self._acquired() as connection:
                 return await connection.fetch(statement(name), *args)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Session]:
+        """One connection, for statements that are each on their own: so who sends one does not wait for it then."""
+        with translated():
+            async with self._acquired() as connection:
+                yield Session(connection, self)
 
     @asynccontextmanager
     async def transaction(self, *, anew: bool = False) -> AsyncIterator[Session]:

@@ -92,9 +92,8 @@ async def deliver_in_hand(
 ) -> InHand:
     """Deliver plain signals, and let those who wake go on in the hands of who has slots for them."""
     rows = await db.fetch(
-        "signals/deliver_in_hand", plain.ids, plain.names, plain.payloads, reserved.worker_id,
-        list(reserved.slots), list(reserved.slots.values()), labels,
-    )  # fmt: skip
+        "signals/deliver_in_hand", plain.ids, plain.names, plain.payloads, reserved.worker_id, reserved.queue, labels
+    )
     found: dict[int, Delivery] = {}
     claims: list[Claim] = []
     for row in rows:

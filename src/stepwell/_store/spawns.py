@@ -31,6 +31,8 @@ async def start(
         return None
     states, *common = arguments
     queue = entries[0].queue
+    if reserved is not None and reserved.queue != queue:
+        reserved = None
     [(ids, later, claimed, claimed_at)] = await db.fetch(
         "spawns/start",
         states,
@@ -38,7 +40,7 @@ async def start(
         numbers([round_ for _, round_, _ in parents]),
         numbers([index for _, _, index in parents]),
         *common,
-        0 if reserved is None else min(reserved.of(queue), len(entries)),
+        0 if reserved is None else min(reserved.slots, len(entries)),
         None if reserved is None else reserved.worker_id,
     )
     claims: list[Claim] = []

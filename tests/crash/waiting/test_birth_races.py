@@ -24,7 +24,7 @@ async def test_a_child_whose_worker_dies_before_its_step_has_begun_counts_no_cra
     await contest.sql("update stepwell.workers set begun_at = clock_timestamp() where id = $1", parent.worker_id)
 
     spawn = spawned(parent, contest.entries(Plain, Plain))
-    flushed = await flushes.write(spawning, [spawn], reserved=Reservation(parent.worker_id, {"default": 1}))  # type: ignore[arg-type]
+    flushed = await flushes.write(spawning, [spawn], reserved=Reservation("default", 1, parent.worker_id))  # type: ignore[arg-type]
     await spawning.commit()
     await contest.sql("update stepwell.workers set lease_until = '-infinity' where id = $1", parent.worker_id)
     [child] = flushed.born
@@ -41,7 +41,7 @@ async def test_children_are_born_claimed_only_with_the_commit_of_their_parent(co
     assert await contest.reap(reaping, [parent]) == [parent.id]
 
     spawn = spawned(parent, contest.entries(Plain, Plain))
-    reserved = Reservation(parent.worker_id, {"default": 2})
+    reserved = Reservation("default", 2, parent.worker_id)
     flushed = await flushes.flush(spawning, [spawn], reserved=reserved)  # type: ignore[arg-type]
 
     assert (flushed.committed, flushed.born) == ([], [])

@@ -16,12 +16,12 @@ REACHED = [("paid", "1")]
 PATIENT = ("'lock_timeout', '10'", "'lock_timeout', '0'")  # it waits until the test lets it go on
 
 
-async def deliver(contest: Contest, delivering: Contestant, *claims: Claim, slots: int = 9) -> InHand:
+async def deliver(contest: Contest, delivering: Contestant, *claims: Claim) -> InHand:
     """Signal "paid" to instances that were claimed so before, into the hands of the first one's worker."""
     given = [NewSignal(id=c.id, tenant="", key=None, name="paid", payload="1", dedup_key=None) for c in claims]
     plain = PlainSignals.of(given)
     assert plain is not None
-    reserved = Reservation(claims[0].worker_id, {"default": slots})
+    reserved = Reservation("default", len(claims), claims[0].worker_id)
     return await signals.deliver_in_hand(delivering, given, plain, reserved, contest.registry.labels())
 
 
@@ -136,18 +136,6 @@ async def test_who_is_woken_in_a_queue_that_was_paused_meanwhile_waits_in_it(con
 
     assert (answer.claims, answer.deliveries) == ([], [Delivery(claim.id, "default", is_orphaned=False)])
     assert await contest.row(claim.id, "status") == "runnable"
-
-
-async def test_no_more_are_taken_into_hand_than_there_are_slots(contest: Contest) -> None:
-    parking, delivering = await contest.join()
-    claims = [await park(contest, parking) for _ in range(4)]
-
-    answer = await deliver(contest, delivering, *reversed(claims), slots=3)
-
-    ids = [claim.id for claim in claims]
-    assert [claim.id for claim in answer.claims] == ids[:3]
-    assert [d.target for d in answer.deliveries] == ids[::-1]
-    assert [d.queue for d in answer.deliveries] == ["default", None, None, None]
 
 
 @pytest.mark.parametrize(
