@@ -100,7 +100,8 @@ class World:
         self._log = logging.getLogger("stepwell")
         self._level = self._log.level
         self._log.setLevel(logging.CRITICAL)  # dying workers complain, and they should
-        self._few, reception.FEW = reception.FEW, 0  # one signal is enough to go on in hand
+        self._usual = reception.FEW, reception.IN_VAIN
+        reception.FEW, reception.IN_VAIN = 0, 1  # each signal goes on in hand, if it can
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="soak", daemon=True)
         self._thread.start()
@@ -130,7 +131,7 @@ class World:
         self._thread.join(10)
         self.loop.close()
         self._log.setLevel(self._level)
-        reception.FEW = self._few
+        reception.FEW, reception.IN_VAIN = self._usual
 
     async def _close(self) -> None:
         for node in self.nodes.values():
