@@ -55,7 +55,10 @@ class Bench:
 
     @asynccontextmanager
     async def engine(self, resources: object = None, **settings: Any) -> AsyncIterator[Engine]:
-        """An open engine; the database is migrated."""
+        """An open engine; the database is migrated. As `stepwell worker` does, what is imported is kept from the
+        collector."""
+        gc.collect()
+        gc.freeze()
         engine = Engine(self.url, machines=machines.ALL, resources=resources, **{"queues": QUEUES} | settings)
         await engine.migrate()
         async with engine:
@@ -63,9 +66,7 @@ class Bench:
 
     @asynccontextmanager
     async def working(self, resources: object = None, **settings: Any) -> AsyncIterator[tuple[Engine, Worker]]:
-        """An open engine with a worker. As `stepwell worker` does, what is imported is kept from the collector."""
-        gc.collect()
-        gc.freeze()
+        """An open engine with a worker."""
         async with self.engine(resources, **settings) as engine, engine.worker() as worker:
             worker.tally.__class__ = TimedTally
             yield engine, worker
