@@ -102,8 +102,9 @@ def expected(number: int = MANY) -> list[list[Any]]:
 
 
 def is_idle(worker: Worker) -> bool:
-    """Whether it has nothing in hand, and no claim is under way with which all that it has would begin."""
-    return worker.running == 0 and not (worker._lanes["default"].ready or worker._lanes.claims_at_once)
+    """Whether it has nothing in hand, and no claim is under way or about to be."""
+    rests = bool(worker._claimer._stirred._waiters)  # type: ignore[attr-defined]  # it waits to be woken
+    return rests and worker.running == 0 and not any(lane.ready for lane in worker._lanes)
 
 
 async def statuses(h: Harness) -> list[str]:
