@@ -99,11 +99,7 @@ class Worker:
         )  # fmt: skip
         announcer = Announcer(self._notifier, self._emitter, self._timers.expect)
         self._flusher = Flusher(self._database, announcer, self.tally)
-        reservations = Reservations(
-            lanes=self._lanes, lease=self._lease, take=self._take_unasked, on_room=self._wake_claimer,
-            on_left=self._notifier.announce_idle,
-            is_laden=lambda: self._flusher.is_laden or self._flusher.waiting >= MOST_UNCOMMITTED,
-        )  # fmt: skip
+        reservations = self._build_reservations()
         self._spawner = Flusher(
             self._database, announcer, self.tally, name="spawner", most_rows=LARGEST_SPAWN,
             nursery=Nursery(reservations, self._registry.labels()),
@@ -146,6 +142,13 @@ class Worker:
         self._heartbeat = Heartbeat(
             dsn=self._database.dsn, lease=self._lease, hands=self._hands, every=settings.heartbeat,
             on_lost=self._lose_lease, on_gone=self._lose_claims, on_strays=self._note_strays,
+        )  # fmt: skip
+
+    def _build_reservations(self) -> Reservations:
+        return Reservations(
+            lanes=self._lanes, lease=self._lease, take=self._take_unasked, on_room=self._wake_claimer,
+            on_left=self._notifier.announce_idle,
+            is_laden=lambda: self._flusher.is_laden or self._flusher.waiting >= MOST_UNCOMMITTED,
         )  # fmt: skip
 
     def _build_transactor(self, announcer: Announcer) -> Transactor:
