@@ -89,12 +89,22 @@ async def test_what_can_run_again_is_found_behind_what_can_not(url: str, connect
     assert plan.buffers <= 40 * 100
 
 
-async def test_a_key_used_over_and_over_is_resolved_by_one_probe(url: str, connection: asyncpg.Connection) -> None:
+@pytest.mark.parametrize(
+    ("statement", "arguments"),
+    [
+        ("instances/find_key", ("", "daily")),
+        ("instances/find_occupants", ([""], ["daily"])),
+        ("signals/deliver", ([None], [""], ["daily"], ["paid"], ["null"], [None])),
+    ],
+)
+async def test_a_key_used_over_and_over_is_resolved_by_one_probe(
+    url: str, connection: asyncpg.Connection, statement: str, arguments: tuple[object, ...]
+) -> None:
     await fill(connection, {"rows": DEPTH * 2_000, "status": "done", "end": "now()"})
     await connection.execute("update stepwell.instances set key = 'daily', key_scope = 'live'")
     await connection.execute("vacuum analyze stepwell.instances")
 
     async with benched(url, WORKER) as bench:
-        plan = await bench.explain("instances/find_key", "", "daily")
+        plan = await bench.explain(statement, *arguments)
 
     assert plan.buffers <= 12

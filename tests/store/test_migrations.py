@@ -142,6 +142,27 @@ async def test_a_token_that_was_handed_out_before_migration_0012_holds_after_it(
     await connection.close()
 
 
+async def test_keys_that_were_occupied_before_migration_0014_are_so_after_it(empty: Database, empty_url: str) -> None:
+    migrate_up_to(empty_url, 13)
+    await clones.query(
+        empty_url,
+        "insert into stepwell.instances (machine, version, step, queue, due_at, created_at, updated_at, key, key_scope,"
+        " status, finished_at) "
+        "select 'order', 1, 'ship', 'default', now(), now(), now(), key, scope, status, finished_at "
+        "from (values ('lives', 'live', 'runnable', null), ('ended', 'live', 'done', now()),"
+        "             ('for ever', 'forever', 'done', now())) as row(key, scope, status, finished_at)",
+    )
+
+    await apply(empty)
+
+    occupants = await clones.query(
+        empty_url,
+        "select (select o.id is not null from stepwell._instances_find_occupants(array[''], array[key]) o) as is_taken "
+        "from unnest(array['lives', 'ended', 'for ever']) as key",
+    )
+    assert [row["is_taken"] for row in occupants] == [True, None, True]
+
+
 @pytest.fixture
 async def stranger(server_url: str, empty_url: str) -> AsyncIterator[str]:
     """The URL of a role that may connect and nothing else, to the empty database."""

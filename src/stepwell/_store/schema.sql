@@ -303,7 +303,7 @@ return query
 -- Returns: one row; its id is null if no row carries the key.
 select coalesce(
   (select i.id from stepwell.instances i
-   where i.tenant = $1 and i.guard = $2),
+   where i.tenant = $1 and i.key = $2 and (i.key_scope = 'forever' or i.finished_at is null)),
   (select i.id from stepwell.instances i
    where i.tenant = $1 and i.key = $2 and i.key_scope is not null
    order by i.id desc
@@ -322,7 +322,8 @@ return query
 -- Locks: none. Returns: position and id; a key that has become free meanwhile is missing.
 select (k.position - 1)::integer as position, coalesce(i.id, t.instance_id) as id
 from unnest($1::text[], $2::text[]) with ordinality as k(tenant, key, position)
-left join stepwell.instances i on i.tenant = k.tenant and i.guard = k.key
+left join stepwell.instances i
+  on i.tenant = k.tenant and i.key = k.key and (i.key_scope = 'forever' or i.finished_at is null)
 left join stepwell.tombstones t on t.tenant = k.tenant and t.key = k.key
 where i.id is not null or t.instance_id is not null;
 end
@@ -372,7 +373,7 @@ with entries as materialized (
                     where t.tenant = e.tenant and t.key = e.key
                     offset 0)
   order by e.tenant collate "C", e.key collate "C", e.position
-  on conflict (tenant, guard) where guard is not null do nothing
+  on conflict (tenant, key) where key is not null and (key_scope = 'forever' or finished_at is null) do nothing
   returning id
 ), stored as (
   insert into stepwell.instance_data (id, state, unchecked)
@@ -1066,7 +1067,8 @@ return query
 with given as materialized (
   select (g.position - 1)::integer as position, g.name, g.payload, g.dedup_key,
          coalesce(g.id, (select i.id from stepwell.instances i
-                         where i.tenant = g.tenant and i.guard = g.key)) as id
+                         where i.tenant = g.tenant and i.key = g.key
+                           and (i.key_scope = 'forever' or i.finished_at is null))) as id
   from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
        with ordinality as g(id, tenant, key, name, payload, dedup_key, position)
 ), targets as materialized (
@@ -1963,12 +1965,6 @@ create table stepwell.instances (
   awaits             text[] collate "C",
   key                text collate "C",
   key_scope          text collate "C",
-  guard              text collate "C" generated always as (
-CASE
-    WHEN (key_scope = 'forever'::text) THEN key
-    WHEN ((key_scope = 'live'::text) AND (status <> ALL (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]))) THEN key
-    ELSE NULL::text
-END) stored,
   slot               integer,
   own_limit          text collate "C",
   share              bigint,
@@ -2005,14 +2001,14 @@ CREATE INDEX instances_fair ON stepwell.instances USING btree (queue, priority, 
   WHERE ((status = 'runnable'::text) AND (hold IS NULL) AND (share IS NOT NULL));
 CREATE INDEX instances_finished ON stepwell.instances USING btree (machine, finished_at, id)
   WHERE (status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]));
-CREATE UNIQUE INDEX instances_guard ON stepwell.instances USING btree (tenant, guard)
-  WHERE (guard IS NOT NULL);
+CREATE UNIQUE INDEX instances_guard ON stepwell.instances USING btree (tenant, key)
+  WHERE ((key IS NOT NULL) AND ((key_scope = 'forever'::text) OR (finished_at IS NULL)));
 CREATE INDEX instances_in_limit_line ON stepwell.instances USING btree (concurrency_limit, queue, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'limit'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_in_rate_line ON stepwell.instances USING btree (rate_limit, queue, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'rate'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_key ON stepwell.instances USING btree (tenant, key, id)
-  WHERE (key IS NOT NULL);
+  WHERE (key_scope IS NOT NULL);
 CREATE INDEX instances_parent ON stepwell.instances USING btree (parent_id, parent_round, child_index)
   WHERE (parent_id IS NOT NULL);
 CREATE UNIQUE INDEX instances_slot ON stepwell.instances USING btree (concurrency_limit, slot)
@@ -2182,4 +2178,4 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (13);
+insert into stepwell.meta (version) values (14);

@@ -3,7 +3,7 @@
 -- Returns: one row; its id is null if no row carries the key.
 select coalesce(
   (select i.id from stepwell.instances i
-   where i.tenant = $1 and i.guard = $2),
+   where i.tenant = $1 and i.key = $2 and (i.key_scope = 'forever' or i.finished_at is null)),
   (select i.id from stepwell.instances i
    where i.tenant = $1 and i.key = $2 and i.key_scope is not null
    order by i.id desc

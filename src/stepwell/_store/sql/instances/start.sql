@@ -35,7 +35,7 @@ with entries as materialized (
                     where t.tenant = e.tenant and t.key = e.key
                     offset 0)
   order by e.tenant collate "C", e.key collate "C", e.position
-  on conflict (tenant, guard) where guard is not null do nothing
+  on conflict (tenant, key) where key is not null and (key_scope = 'forever' or finished_at is null) do nothing
   returning id
 ), stored as (
   insert into stepwell.instance_data (id, state, unchecked)

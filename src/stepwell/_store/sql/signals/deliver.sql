@@ -9,7 +9,8 @@
 with given as materialized (
   select (g.position - 1)::integer as position, g.name, g.payload, g.dedup_key,
          coalesce(g.id, (select i.id from stepwell.instances i
-                         where i.tenant = g.tenant and i.guard = g.key)) as id
+                         where i.tenant = g.tenant and i.key = g.key
+                           and (i.key_scope = 'forever' or i.finished_at is null))) as id
   from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
        with ordinality as g(id, tenant, key, name, payload, dedup_key, position)
 ), targets as materialized (
