@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from stepwell._store.database import WORKER
+from stepwell._store import shortcuts
+from stepwell._store.database import WORKER, Database
 from stepwell._store.statements import statement
 from tests.store.gate import gate_before
 
@@ -513,3 +514,21 @@ async def test_a_sending_that_another_worker_has_taken_over_is_not_noted(
 
     assert {row["id"] for row in rows if row["is_noted"]} == {first}
     assert (await sender(connection, first), await sender(connection, second)) == (None, other)
+
+
+async def test_the_short_claim_tells_the_most_urgent_first_however_the_rows_lie(
+    database: Database, connection: asyncpg.Connection
+) -> None:
+    """The statement gives them in the order in which they lie."""
+    rows = await connection.fetch(
+        "insert into stepwell.instances (machine, version, step, queue, priority, due_at, created_at, updated_at) "
+        "select 'order', 1, 'ship', 'default', n % 3, now() - (n / 2) * interval '1 second', now(), now() "
+        "from generate_series(1, 60) as n returning id, priority, due_at"
+    )
+    worker = await enter_worker(connection)
+
+    claims, is_all = await shortcuts.claim_bare(database, worker, "default", 50, LABELS, [])
+
+    urgent = sorted(rows, key=lambda row: (row["priority"], row["due_at"], row["id"]))[:50]
+    assert [claim.id for claim in claims] == [row["id"] for row in urgent]
+    assert is_all

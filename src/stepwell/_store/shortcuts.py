@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 import msgspec
 
@@ -19,6 +20,7 @@ from stepwell._store.workers import Begun
 from stepwell.errors import InvalidPayload
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server counts from here
+_URGENCY = itemgetter("priority", "due_at", "id")  # most urgent first, as the claim's index has it
 _UNIT = msgspec.json.Decoder(StoredUnit)
 
 
@@ -27,6 +29,7 @@ async def claim_bare(
 ) -> tuple[list[Claim], bool]:
     """Claim what needs nothing but a worker, if all of the window does; False if some of it was missed."""
     rows = await db.fetch("instances/claim_bare", worker_id, queue, limit, labels, passed_over)
+    rows.sort(key=_URGENCY)
     claims = _claims(rows, worker_id, queue)
     return claims, bool(rows) and rows[0]["looked_at"] == len(claims)
 

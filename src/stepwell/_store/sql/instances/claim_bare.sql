@@ -6,9 +6,10 @@
 --   disk: after a crash of the server the row is runnable again, and what the worker makes of it is stale.
 -- Index: instances_claim, read in order until the limit.
 -- Locks: the rows of the window, no key update; by nobody waited for.
--- Returns: the rows that are claimed, most urgent first, each with how many were looked at: if those are more, the
---   others were missed. No row: there is nothing, or it is for claim.sql. The time is the same for all, and as the
---   server has it inside (microseconds since 2000): the driver would make a time of it for every row.
+-- Returns: the rows that are claimed, in the order in which they lie (to go to all of them at once costs a tenth less
+--   than to each in turn), each with how many were looked at: if those are more, the others were missed. No row: there
+--   is nothing, or it is for claim.sql. The time of the claim is the same for all. Times are as the server has them
+--   inside (microseconds since 2000): the driver would make a time of each.
 with candidates as materialized (
   select i.ctid as tid,
          i.concurrency_key is null and i.concurrency_limit is null and i.rate_limit is null
@@ -25,8 +26,7 @@ with candidates as materialized (
 update stepwell.instances i
 set status = 'executing', worker_id = $1, claimed_at = pg_catalog.now(), fence = i.fence + 1,
     updated_at = stepwell.now()
-from candidates c
-where i.ctid = c.tid and (select bool_and(k.is_bare) from candidates k)
+where i.ctid = any (array(select c.tid from candidates c)) and (select bool_and(k.is_bare) from candidates k)
 returning (select count(*) from candidates)::integer as looked_at, timestamptz_send(i.claimed_at) as claimed_at,
           i.id, i.fence, i.machine, i.version, i.step, i.attempt, i.crashes, i.tenant, i.key, i.has_inbox, i.awaits,
-          i.parent_id, i.round, i.priority, i.await_unit_id
+          i.parent_id, i.round, i.priority, i.await_unit_id, timestamptz_send(i.due_at) as due_at

@@ -18,9 +18,7 @@
 --   and do not; that a client waits for; that have an inbox; that are ends to be counted, with the parent's round, or
 --   the unit, they belong to; queues of parents that go on. What has been counted before (a child that was retried) is
 --   not committed here: only commit.sql can tell.
-with bounded as materialized (
-  select set_config('lock_timeout', '10', true)
-), parents as materialized (
+with parents as materialized (
   select i.id
   from stepwell.instances i
   where i.id = any ($9::text::bigint[])
@@ -53,8 +51,8 @@ with bounded as materialized (
   from unnest($3::text::bigint[], $4::text::bigint[], $5::text::text[], string_to_array($6::text, E'\x1e'),
               string_to_array($7::text, E'\x1e', ''), string_to_array($8::text, E'\x1e', ''))
        as o(id, fence, status, step, state, result)
-  cross join bounded
-  where i.id = any (array[o.id]) and i.worker_id = $1::bigint and i.fence = o.fence
+  where (select set_config('lock_timeout', '10', true)) is not null
+    and i.id = any (array[o.id]) and i.worker_id = $1::bigint and i.fence = o.fence
     and (o.status <> 'done' or not i.joined)
     and ($9 = '{}' or o.status <> 'done' or i.parent_id is null
          or i.parent_id = any (array(select p.id from parents p)) and i.continues_unit_id is null)
