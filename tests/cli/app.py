@@ -108,9 +108,14 @@ async def count_frozen() -> int:
     return gc.get_freeze_count()
 
 
+@job
+async def collect_every() -> int:
+    return gc.get_threshold()[0]
+
+
 @job(max_attempts=1)
 async def spill() -> None:
     raise ValueError("no tea")
 
 
-engine = Engine(machines=[Gate, Stuck, Parcel, Basket, Leave, greet, count_frozen, spill])
+engine = Engine(machines=[Gate, Stuck, Parcel, Basket, Leave, greet, count_frozen, collect_every, spill])

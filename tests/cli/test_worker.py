@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 from stepwell import Status
-from tests.cli.app import Gate, Stuck, count_frozen, greet
-from tests.cli.processes import APP, running
+from tests.cli.app import Gate, Stuck, collect_every, count_frozen, greet
+from tests.cli.processes import APP, ROOT, running
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
 
@@ -35,6 +35,22 @@ async def test_no_step_waits_while_the_collector_looks_through_what_was_imported
         frozen = await (await h.engine.start(count_frozen)).result(timeout=30)
 
     assert frozen > 10_000, "objects"
+
+
+async def test_the_collector_looks_less_often_unless_the_application_says_how_often(
+    make_harness: MakeHarness, tmp_path: Path
+) -> None:
+    h = await make_harness([collect_every])
+    (tmp_path / "choosy.py").write_text("import gc\n\nfrom tests.cli.app import engine\n\ngc.set_threshold(800)\n")
+
+    async with running("worker", APP, url=h.url) as worker:
+        await worker.line()
+        often = await (await h.engine.start(collect_every)).result(timeout=30)
+    async with running("worker", "choosy:engine", url=h.url, cwd=str(tmp_path), PYTHONPATH=str(ROOT)) as worker:
+        await worker.line()
+        as_said = await (await h.engine.start(collect_every)).result(timeout=30)
+
+    assert (often, as_said) == (10_000, 800)
 
 
 async def test_sigterm_lets_running_steps_end_and_exits_with_0(make_harness: MakeHarness, tmp_path: Path) -> None:
