@@ -15,7 +15,7 @@ from stepwell._core.registry import Registry
 from stepwell._runtime.emitter import Emitter
 from stepwell._runtime.gatherer import Gatherer
 from stepwell._runtime.notifier import Notifier
-from stepwell._store import doors, instances, limits, machines
+from stepwell._store import copies, doors, instances, limits, machines
 from stepwell._store.borrowed import borrow
 from stepwell._store.database import Database, Session
 from stepwell._store.instances import Started
@@ -163,10 +163,11 @@ def _made_ready(
 ) -> Callable[[], Coroutine[Any, Any, Callable[[], list[Started]]]]:
     """The insert of a chunk, ready to be sent; it gives how its answer is read: what can be done before and after it is
     not done while Postgres waits for the next one."""
-    arguments = instances.alike_arguments(chunk)
+    is_wide = copies.are_wide(chunk)
+    arguments = instances.alike_arguments(chunk, copied=is_wide)
     if arguments is None:
         return partial(_insert, session, chunk)
-    return partial(_insert_alike, session, chunk, arguments)
+    return partial(_insert_alike, session, chunk, arguments, copies.encoded(chunk) if is_wide else [])
 
 
 async def _insert(session: Session, chunk: list[NewInstance]) -> Callable[[], list[Started]]:
@@ -175,9 +176,12 @@ async def _insert(session: Session, chunk: list[NewInstance]) -> Callable[[], li
 
 
 async def _insert_alike(
-    session: Session, chunk: list[NewInstance], arguments: tuple[object, ...]
+    session: Session, chunk: list[NewInstance], arguments: tuple[object, ...], copied: list[bytes]
 ) -> Callable[[], list[Started]]:
-    return partial(instances.inserted, chunk, *await instances.insert_alike(session, arguments))
+    ids, later = await instances.insert_alike(session, arguments)
+    if copied:
+        await copies.copy(session, ids, copied)
+    return partial(instances.inserted, chunk, ids, later)
 
 
 async def _next_of(entries: Iterator[NewInstance], most: int) -> list[NewInstance]:

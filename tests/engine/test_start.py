@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from stepwell import (
@@ -25,8 +27,11 @@ from stepwell import (
     UnknownStep,
     step,
 )
+from stepwell._store import copies
 from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
 
+WIDE = "w" * copies.WIDE
 NOON = datetime(2040, 1, 1, 12, tzinfo=UTC)
 
 
@@ -86,11 +91,14 @@ async def test_a_large_batch_is_answered_in_its_order_and_committed_at_once(make
     assert row["moments"] == 1
 
 
+@pytest.mark.parametrize("note", ["", WIDE], ids=["narrow", "wide"])
 @pytest.mark.parametrize("refused_by", ["the door", "the database"])
-async def test_a_large_batch_with_a_bad_entry_leaves_nothing(make_harness: MakeHarness, refused_by: str) -> None:
+async def test_a_large_batch_with_a_bad_entry_leaves_nothing(
+    make_harness: MakeHarness, refused_by: str, note: str
+) -> None:
     h = await make_harness([Order])
     await h.sql("alter table stepwell.instance_data add check (state ->> 'count' <> '5400')")
-    entries: list[Any] = [Order.child({"count": n}) for n in range(5_500)]
+    entries: list[Any] = [Order.child({"count": n, "note": note}) for n in range(5_500)]
     if refused_by == "the door":
         entries[5_300] = Order.child({"count": "many"})
 
@@ -98,6 +106,47 @@ async def test_a_large_batch_with_a_bad_entry_leaves_nothing(make_harness: MakeH
         await h.engine.start_many(entries)
 
     assert (await h.sql("select count(*) as number from stepwell.instances"))[0]["number"] == 0
+    assert len(await h.engine.start_many(entries[:5_100])) == 5_100, "and what is good is taken"
+
+
+async def test_wide_states_of_a_large_batch_are_stored_as_single_ones_are(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    notes = [f"{WIDE} {n} \\ \" \n \x1e \U0001f600 é" for n in range(5_100)]
+
+    handles = await h.engine.start_many([Order.child({"count": n, "note": note}) for n, note in enumerate(notes)])
+    single = await h.engine.start(Order, {"count": 5_000, "note": notes[5_000]})
+
+    rows = await h.sql("select d.* from stepwell.instance_data d join stepwell.instances using (id) order by d.id")
+    assert [row["id"] for row in rows] == [*(handle.id for handle in handles), single.id]
+    assert [json.loads(row["state"]) for row in rows[:-1]] == [
+        {"count": n, "note": note} for n, note in enumerate(notes)
+    ]
+    assert list(rows[5_000])[1:] == list(rows[-1])[1:]
+
+
+async def test_a_start_many_that_is_cancelled_while_wide_states_are_stored_leaves_nothing(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Order])
+    await h.sql("create function gate() returns trigger language plpgsql as "
+                "'begin perform pg_advisory_xact_lock_shared(77); return new; end'")  # fmt: skip
+    await h.sql("create trigger gate before insert on stepwell.instance_data for each row execute function gate()")
+    entries = [Order.child({"note": WIDE})] * 5_100
+
+    holder = await asyncpg.connect(h.url)
+    await holder.execute("select pg_advisory_lock(77)")
+    starting = asyncio.create_task(h.engine.start_many(entries))
+    await eventually(lambda: h.sql(
+        "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' "
+        "and query ilike 'copy %'"
+    ))  # fmt: skip
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await holder.close()
+
+    assert await h.sql("select from stepwell.instances") == []
+    assert len(await h.engine.start_many(entries)) == len(entries), "and the connections are in order"
 
 
 async def test_a_start_is_committed_with_all_it_was_given(make_harness: MakeHarness) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from io import BytesIO
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -78,6 +79,14 @@ class Session:
         self._pool.statements += 1
         with translated():
             return await self._connection.fetch(statement(name), *args)
+
+    async def copy(self, table: str, columns: Sequence[str], rows: bytes) -> None:
+        """Insert rows that are in the binary form of COPY."""
+        self._pool.statements += 1
+        with translated():
+            await self._connection.copy_to_table(
+                table, schema_name="stepwell", columns=columns, source=BytesIO(rows), format="binary"
+            )
 
     async def run(self, sql: str) -> None:
         """Send a script of several statements, as migrations are."""

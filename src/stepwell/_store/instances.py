@@ -184,13 +184,13 @@ async def start(
     return [Started(*row) for row in rows]
 
 
-def alike_arguments(entries: Sequence[NewInstance]) -> tuple[object, ...] | None:
+def alike_arguments(entries: Sequence[NewInstance], *, copied: bool = False) -> tuple[object, ...] | None:
     """What the statement is sent for instances that have no keys and differ in their states only; None if they do not,
-    or their states can not be told apart as one text."""
+    or their states can not be told apart as one text. With `copied`, these are left out."""
     *common, needs = fields = common_of(entries[0])
     if not all(entry.key is None and common_of(entry) == fields for entry in entries):
         return None
-    states = joined([entry.state for entry in entries])
+    states = joined(["" if copied else entry.state for entry in entries])
     return None if states is None else (states, *common, needs_text(needs))
 
 

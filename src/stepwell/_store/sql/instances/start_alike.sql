@@ -1,7 +1,8 @@
 -- Insert new instances that have no keys and differ in nothing but their states: what start.sql does, by one list
 -- instead of sixteen. It comes as a text that is taken apart here (see commit_bare.sql). Children: spawns/start.sql.
+-- A state that is empty is not stored: whoever sends it copies it, in the same transaction (_store/copies.py).
 -- $11: what they need of limits, as in commit.sql; null nearly always.
--- Keeps: all are inserted, with their states; ids grow in the order of the list.
+-- Keeps: all are inserted; ids grow in the order of the list.
 -- Index: queues_fair, once. Locks: none but the new rows; waits for nobody.
 -- Returns: one row: the ids in the order of the list, and whether they wait for their due time.
 with entries as materialized (
@@ -28,6 +29,7 @@ with entries as materialized (
   insert into stepwell.instance_data (id, state)
   select e.id, e.state::jsonb
   from entries e
+  where e.state <> ''
 )
 select array(select e.id from entries e order by e.id) as ids, a.due_at > stepwell.now() as later
 from alike a
