@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stepwell import Context, Done, Machine, Next, step
+from stepwell._runtime import line
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
@@ -19,6 +20,12 @@ MARK: ContextVar[str] = ContextVar("mark", default="nobody's")
 CROWD = 40  # more than begin in one turn of the loop
 MANY = 200  # enough that the first are over when the last begin
 SLOTS = {"default": CROWD}
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine that is slow right now, steps of one moment share their task."""
+    monkeypatch.setattr(line, "LONGEST_TURN", float("inf"))
 
 
 class Marking(Machine):
@@ -104,6 +111,16 @@ class Keeping(Machine):
         kept.begun.append((ctx.id, asyncio.current_task()))
         await kept.gate.wait()
         return Done(["waited", ctx.state["runs"]])
+
+
+class Noting(Machine):
+    """Notes that it runs, and when the loop turns to other things."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        ctx.resources.append(ctx.id)
+        asyncio.get_running_loop().call_soon(ctx.resources.append, "the loop")
+        return Done()
 
 
 class Deep(Machine):
@@ -234,6 +251,24 @@ async def test_a_task_has_the_name_of_the_instance_it_runs(make_harness: MakeHar
 
     async with h.engine.worker(SLOTS):
         assert all([await one.result(timeout=30) for one in crowd])
+
+
+@pytest.mark.parametrize("takes_long", [False, True])
+async def test_where_steps_take_long_the_loop_has_its_turns_between_them_and_nobody_is_overtaken(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, takes_long: bool
+) -> None:
+    monkeypatch.setattr(line, "LONGEST_TURN", -1.0 if takes_long else float("inf"))
+    noted: list[object] = []
+    h = await make_harness([Noting], resources=noted, queues=SLOTS)
+    handles = await h.engine.start_many([Noting] * 5)
+    ids = [handle.id for handle in handles]
+
+    async with h.engine.worker():
+        for handle in handles:
+            await handle.wait(timeout=30)
+
+    turns = ["the loop"] * 5
+    assert noted == ([each for pair in zip(ids, turns, strict=True) for each in pair] if takes_long else ids + turns)
 
 
 async def test_who_waits_keeps_nobody_waiting_that_begins_beside_it(make_harness: MakeHarness) -> None:

@@ -308,10 +308,10 @@ class Intake:
             self._run(hand, loaded.beside(claim.id, state, unchecked=claim.id in begun.unchecked))
 
     def _are_over(self, claims: list[Claim]) -> bool:
-        """Whether there are such claims, and the first step of none of them still runs."""
+        """Whether there are such claims, and the first step of none of them still runs. What stands in line does not."""
         hands = [hand for claim in claims if (hand := self._hands.get(claim.id)) is not None]
         return bool(claims) and not any(
-            hand.free_slot is self._free_slot and not hand.steps_ahead for hand in hands
+            hand.task is not None and hand.free_slot is self._free_slot and not hand.steps_ahead for hand in hands
         )
 
     def _let_go(self, claim: Claim) -> None:

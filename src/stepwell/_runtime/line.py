@@ -6,10 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from stepwell._runtime.hands import Hand
 from stepwell._runtime.runs import Read
+
+LONGEST_TURN = 0.0005  # seconds that steps run in a row before a commit may be sent: a hundred that do little
 
 RunStep: TypeAlias = Callable[[Hand, Read], Coroutine[Any, Any, None]]
 Turn: TypeAlias = deque[tuple[Hand, Read]]
@@ -17,7 +20,8 @@ Turn: TypeAlias = deque[tuple[Hand, Read]]
 
 class Line:
     """Most steps of a busy worker end without waiting, and a task for each would cost as much as all that the engine
-    does for it besides. Where one waits, all that stand behind it get a task of their own.
+    does for it besides. Where one waits, all that stand behind it get a task of their own; where they take long, the
+    loop has a turn in between, so that the outcomes of the first are committed while the others run.
 
     No step sees anything of another: a task whose context a step has changed, or that somebody cancels, runs no more.
     """
@@ -52,8 +56,15 @@ class Line:
         while turn:
             self.put_alone(*turn.popleft())
 
+    def _put_first(self, turn: Turn) -> None:
+        """Let the loop turn to other things before the rest goes on, which nobody overtakes."""
+        if not self._next:
+            asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
+        self._next.extendleft(reversed(turn))
+        turn.clear()
+
     async def _go(self, turn: Turn) -> None:
-        task, clean, shares = own_task(), copy_context(), False
+        task, clean, shares, began = own_task(), copy_context(), False, perf_counter()
         while turn and not task.cancelling() and _is_still(clean):
             hand, stored = turn.popleft()
             if hand.abandoned:
@@ -61,6 +72,9 @@ class Line:
             hand.begin(task, shares=shares)
             shares = True
             await self._run(hand, stored)
+            if turn and perf_counter() - began > LONGEST_TURN:
+                self._put_first(turn)
+                return
             if hand.was_cancelled:
                 return  # before Python 3.13, the next one that awaits something would be told
 
