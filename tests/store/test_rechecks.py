@@ -522,7 +522,7 @@ async def test_the_short_claim_tells_the_most_urgent_first_however_the_rows_lie(
     """The statement gives them in the order in which they lie."""
     rows = await connection.fetch(
         "insert into stepwell.instances (machine, version, step, queue, priority, due_at, created_at, updated_at) "
-        "select 'order', 1, 'ship', 'default', n % 3, now() - (n / 2) * interval '1 second', now(), now() "
+        "select 'order', 1, 'ship', 'default', n % 3 - 1, now() - (n / 2) * interval '1 year', now(), now() "
         "from generate_series(1, 60) as n returning id, priority, due_at"
     )
     worker = await enter_worker(connection)

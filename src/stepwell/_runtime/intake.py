@@ -308,7 +308,7 @@ class Intake:
             self._run(hand, loaded.beside(claim.id, state, unchecked=claim.id in begun.unchecked))
 
     def _are_over(self, claims: list[Claim]) -> bool:
-        """Whether there are such claims, and the first step of none of them still runs. What stands in line does not."""
+        """Whether there are such claims, and the first step of none of them runs: it is over, or stands in line."""
         hands = [hand for claim in claims if (hand := self._hands.get(claim.id)) is not None]
         return bool(claims) and not any(
             hand.task is not None and hand.free_slot is self._free_slot and not hand.steps_ahead for hand in hands

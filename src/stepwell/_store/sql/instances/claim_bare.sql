@@ -8,8 +8,9 @@
 -- Locks: the rows of the window, no key update; by nobody waited for.
 -- Returns: the rows that are claimed, in the order in which they lie (to go to all of them at once costs a tenth less
 --   than to each in turn), each with how many were looked at: if those are more, the others were missed. No row: there
---   is nothing, or it is for claim.sql. The time of the claim is the same for all. Times are as the server has them
---   inside (microseconds since 2000): the driver would make a time of each.
+--   is nothing, or it is for claim.sql. The time of the claim is the same for all, and as the server has it
+--   inside (microseconds since 2000): the driver would make a time of it for every row. Who asks puts them into
+--   the order of the index, by priority, due_at and id.
 with candidates as materialized (
   select i.ctid as tid,
          i.concurrency_key is null and i.concurrency_limit is null and i.rate_limit is null
@@ -29,4 +30,4 @@ set status = 'executing', worker_id = $1, claimed_at = pg_catalog.now(), fence =
 where i.ctid = any (array(select c.tid from candidates c)) and (select bool_and(k.is_bare) from candidates k)
 returning (select count(*) from candidates)::integer as looked_at, timestamptz_send(i.claimed_at) as claimed_at,
           i.id, i.fence, i.machine, i.version, i.step, i.attempt, i.crashes, i.tenant, i.key, i.has_inbox, i.awaits,
-          i.parent_id, i.round, i.priority, i.await_unit_id, timestamptz_send(i.due_at) as due_at
+          i.parent_id, i.round, i.priority, i.await_unit_id, date_part('epoch', i.due_at) as due_at
