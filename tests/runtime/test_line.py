@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Context, Done, Machine, Next, step
+from stepwell import Context, Done, Machine, Next, Spawn, step
 from stepwell._runtime import line
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
@@ -20,12 +20,6 @@ MARK: ContextVar[str] = ContextVar("mark", default="nobody's")
 CROWD = 40  # more than begin in one turn of the loop
 MANY = 200  # enough that the first are over when the last begin
 SLOTS = {"default": CROWD}
-
-
-@pytest.fixture(autouse=True)
-def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a machine that is slow right now, steps of one moment share their task."""
-    monkeypatch.setattr(line, "LONGEST_TURN", float("inf"))
 
 
 class Marking(Machine):
@@ -113,13 +107,17 @@ class Keeping(Machine):
         return Done(["waited", ctx.state["runs"]])
 
 
-class Noting(Machine):
+class Spawning(Machine):
     """Notes that it runs, and when the loop turns to other things."""
 
     @step
-    async def start(self, ctx: Context[Any]) -> Done:
+    async def start(self, ctx: Context[Any]) -> Spawn:
         ctx.resources.append(ctx.id)
         asyncio.get_running_loop().call_soon(ctx.resources.append, "the loop")
+        return Spawn([Naming.child()] * 3, then=self.end)
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
         return Done()
 
 
@@ -253,22 +251,22 @@ async def test_a_task_has_the_name_of_the_instance_it_runs(make_harness: MakeHar
         assert all([await one.result(timeout=30) for one in crowd])
 
 
-@pytest.mark.parametrize("takes_long", [False, True])
-async def test_where_steps_take_long_the_loop_has_its_turns_between_them_and_nobody_is_overtaken(
-    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, takes_long: bool
+@pytest.mark.parametrize(("heavy", "in_a_row"), [(3, 1), (6, 2), (100, 5)])
+async def test_where_steps_spawn_many_the_loop_has_its_turns_between_them_and_nobody_is_overtaken(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, heavy: int, in_a_row: int
 ) -> None:
-    monkeypatch.setattr(line, "LONGEST_TURN", -1.0 if takes_long else float("inf"))
+    monkeypatch.setattr(line, "HEAVY", heavy)
     noted: list[object] = []
-    h = await make_harness([Noting], resources=noted, queues=SLOTS)
-    handles = await h.engine.start_many([Noting] * 5)
-    ids = [handle.id for handle in handles]
+    h = await make_harness([Spawning, Naming], resources=noted, queues=SLOTS)
+    handles = await h.engine.start_many([Spawning] * 5)
+    ids: list[object] = [handle.id for handle in handles]
 
     async with h.engine.worker():
         for handle in handles:
             await handle.wait(timeout=30)
 
-    turns = ["the loop"] * 5
-    assert noted == ([each for pair in zip(ids, turns, strict=True) for each in pair] if takes_long else ids + turns)
+    rows = [ids[first : first + in_a_row] for first in range(0, 5, in_a_row)]
+    assert noted == [each for row in rows for each in [*row, *["the loop"] * len(row)]]
 
 
 async def test_who_waits_keeps_nobody_waiting_that_begins_beside_it(make_harness: MakeHarness) -> None:

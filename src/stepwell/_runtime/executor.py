@@ -153,7 +153,10 @@ class Executor:
         if hand.abandoned:  # by its own step, or it has caught the cancellation
             return
         hand.submitted, hand.goes_on = True, commit.goes_on
-        flusher = self._flusher if commit.children is None else self._spawner
+        flusher = self._flusher
+        if commit.children is not None:
+            flusher = self._spawner
+            self._line.weigh(len(commit.children))
         flusher.take_over(commit, Handover(hand, commit, run, copy_context(), self, following))
         hand.is_pending = True
 

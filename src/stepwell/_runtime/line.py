@@ -6,13 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from time import perf_counter
 from typing import Any, TypeAlias
 
 from stepwell._runtime.hands import Hand
 from stepwell._runtime.runs import Read
 
-LONGEST_TURN = 0.0005  # seconds that steps run in a row before a commit may be sent: a hundred that do little
+HEAVY = 200  # children that steps in a row have to insert before the loop has a turn, and the first are
 
 RunStep: TypeAlias = Callable[[Hand, Read], Coroutine[Any, Any, None]]
 Turn: TypeAlias = deque[tuple[Hand, Read]]
@@ -20,8 +19,8 @@ Turn: TypeAlias = deque[tuple[Hand, Read]]
 
 class Line:
     """Most steps of a busy worker end without waiting, and a task for each would cost as much as all that the engine
-    does for it besides. Where one waits, all that stand behind it get a task of their own; where they take long, the
-    loop has a turn in between, so that the outcomes of the first are committed while the others run.
+    does for it besides. Where one waits, all that stand behind it get a task of their own. Where they spawn many, the
+    loop has a turn in between, so that the first children are inserted while the others are made.
 
     No step sees anything of another: a task whose context a step has changed, or that somebody cancels, runs no more.
     """
@@ -30,6 +29,7 @@ class Line:
         self._run = run
         self._next: Turn = deque()
         self._clean = copy_context()  # from before any step has run
+        self._weight = 0
 
     def put(self, hand: Hand, stored: Read) -> None:
         """Let the hand's step begin with others that are put in the same turn of the loop."""
@@ -43,6 +43,10 @@ class Line:
         hand.is_pending = True
         turn = deque([(hand, stored)])
         asyncio.get_running_loop().create_task(self._go(turn), context=self._clean.copy())
+
+    def weigh(self, children: int) -> None:
+        """Note that the step that runs has so many to insert."""
+        self._weight += children
 
     def _begin(self) -> None:
         loop, turn = asyncio.get_running_loop(), self._next
@@ -62,9 +66,10 @@ class Line:
             asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
         self._next.extendleft(reversed(turn))
         turn.clear()
+        self._weight = 0
 
     async def _go(self, turn: Turn) -> None:
-        task, clean, shares, began = own_task(), copy_context(), False, perf_counter()
+        task, clean, shares = own_task(), copy_context(), False
         while turn and not task.cancelling() and _is_still(clean):
             hand, stored = turn.popleft()
             if hand.abandoned:
@@ -72,7 +77,7 @@ class Line:
             hand.begin(task, shares=shares)
             shares = True
             await self._run(hand, stored)
-            if turn and perf_counter() - began > LONGEST_TURN:
+            if self._weight >= HEAVY and turn:
                 self._put_first(turn)
                 return
             if hand.was_cancelled:
