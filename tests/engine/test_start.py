@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -122,6 +124,22 @@ async def test_wide_states_of_a_large_batch_are_stored_as_single_ones_are(make_h
         {"count": n, "note": note} for n, note in enumerate(notes)
     ]
     assert list(rows[5_000])[1:] == list(rows[-1])[1:]
+
+
+async def test_wide_states_are_stored_while_the_threads_of_the_application_are_busy(make_harness: MakeHarness) -> None:
+    h = await make_harness([Order])
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        busy = asyncio.create_task(asyncio.to_thread(gate.wait))
+        try:
+            async with asyncio.timeout(30):
+                handles = await h.engine.start_many([Order.child({"note": WIDE})] * 5_100)
+        finally:
+            gate.set()
+        await busy
+
+    assert len(handles) == 5_100
 
 
 async def test_a_start_many_that_is_cancelled_while_wide_states_are_stored_leaves_nothing(

@@ -75,6 +75,30 @@ class Gated(Machine):
         return Done()
 
 
+class Gates:
+    """Two gates, and how many have come to each."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self.first_waits = self.second_waits = 0
+
+
+class Passing(Machine):
+    """Waits at one gate, and in its next step at the other."""
+
+    @step
+    async def start(self, ctx: Context[Any]) -> Next:
+        ctx.resources.first_waits += 1
+        await ctx.resources.first.wait()
+        return Next(self.end)
+
+    @step
+    async def end(self, ctx: Context[Any]) -> Done:
+        ctx.resources.second_waits += 1
+        await ctx.resources.second.wait()
+        return Done()
+
+
 class Naming(Machine):
     @step
     async def start(self, ctx: Context[Any]) -> Done:
@@ -267,6 +291,24 @@ async def test_where_steps_spawn_many_the_loop_has_its_turns_between_them_and_no
 
     rows = [ids[first : first + in_a_row] for first in range(0, 5, in_a_row)]
     assert noted == [each for row in rows for each in [*row, *["the loop"] * len(row)]]
+
+
+async def test_steps_that_wait_are_not_taken_for_swift_ones_because_they_have_not_begun_yet(
+    make_harness: MakeHarness,
+) -> None:
+    """More of them than begin with their claim. They keep their slots for their next steps."""
+    gates = Gates()
+    h = await make_harness([Passing], resources=gates)
+    await h.engine.start_many([Passing] * MANY)
+
+    async with h.engine.worker({"default": 60}) as worker:
+        await eventually(lambda: gates.first_waits == 60)
+        gates.first.set()
+        await eventually(lambda: gates.second_waits >= 60 and worker.running == 60)
+        claimed = worker.tally.claimed
+        gates.second.set()
+
+    assert claimed == 60
 
 
 async def test_who_waits_keeps_nobody_waiting_that_begins_beside_it(make_harness: MakeHarness) -> None:

@@ -221,8 +221,10 @@ def release(given: Sample, _: int) -> tuple[Any, ...]:
     return 1, [id_ for id_, _ in held], [fence for _, fence in held]
 
 
-def listed(below: int | None = None, statuses: list[str] | None = None) -> tuple[Any, ...]:
-    return below, statuses, None, None, None, None, None, None, None, None, 51
+def listed(
+    below: int | None = None, statuses: list[str] | None = None, key: str | None = None
+) -> tuple[Any, ...]:
+    return below, statuses, None, None, None, None, None if key is None else "", key, None, None, 51
 
 
 def _on(*names: str) -> frozenset[str]:
@@ -295,6 +297,7 @@ CASES = [
     Case("instances/find_occupants", occupants, 100, _on("guard"), session="anew"),
     Case("instances/find_key", lambda _, n: ("", "order 100"), 1, _on("guard", "key"), session="client"),
     Case("instances/list", lambda _, n: listed(), 51, per_row=6, session="anew"),
+    Case("instances/list", lambda _, n: listed(key="order 100"), 1, _on("key"), per_row=40, session="anew"),
     Case("instances/list", lambda _, n: listed(35_000, ["failed"]), 51, per_row=40, session="anew",
          by_statistics=True),
 ]  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-_AT_FIRST = gc.get_threshold()  # before any application is loaded
-BETWEEN_LOOKS = 10_000  # more objects than at the last; with Python's own 700 they take a twentieth of a busy worker
+PYTHONS_OWN = (700, 2_000)  # new objects after which it looks, unless somebody has said otherwise; by version
+BETWEEN_LOOKS = 10_000  # with 700, a twentieth of a busy worker's time goes into its looks
 
 
 def relieve() -> None:
@@ -13,5 +13,6 @@ def relieve() -> None:
     often it looks at the rest is left as it is where an application has said it."""
     gc.collect()
     gc.freeze()
-    if gc.get_threshold() == _AT_FIRST:
-        gc.set_threshold(max(BETWEEN_LOOKS, _AT_FIRST[0]), *_AT_FIRST[1:])
+    often, *others = gc.get_threshold()
+    if often in PYTHONS_OWN:
+        gc.set_threshold(BETWEEN_LOOKS, *others)

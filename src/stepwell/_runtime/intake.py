@@ -308,11 +308,10 @@ class Intake:
             self._run(hand, loaded.beside(claim.id, state, unchecked=claim.id in begun.unchecked))
 
     def _are_over(self, claims: list[Claim]) -> bool:
-        """Whether there are such claims, and the first step of none of them runs: it is over, or stands in line."""
+        """Whether the first steps of some of these are over, and none runs: the others stand in line."""
         hands = [hand for claim in claims if (hand := self._hands.get(claim.id)) is not None]
-        return bool(claims) and not any(
-            hand.task is not None and hand.free_slot is self._free_slot and not hand.steps_ahead for hand in hands
-        )
+        left = [hand for hand in hands if hand.free_slot is self._free_slot and not hand.steps_ahead]
+        return len(left) < len(claims) and all(hand.task is None for hand in left)
 
     def _let_go(self, claim: Claim) -> None:
         self._hands.drop(claim)

@@ -50,7 +50,7 @@ class Line:
 
     def _begin(self) -> None:
         loop, turn = asyncio.get_running_loop(), self._next
-        self._next = deque()
+        self._next, self._weight = deque(), 0
         has_more = len(turn) > 1
         loop.create_task(self._go(turn))
         if has_more:
@@ -66,7 +66,6 @@ class Line:
             asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
         self._next.extendleft(reversed(turn))
         turn.clear()
-        self._weight = 0
 
     async def _go(self, turn: Turn) -> None:
         task, clean, shares = own_task(), copy_context(), False

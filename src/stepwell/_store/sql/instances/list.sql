@@ -17,7 +17,7 @@ with page as materialized (
     and ($5::text is null or i.step = $5)
     and ($6::text is null or i.queue = $6)
     and ($7::text is null or i.tenant = $7)
-    and ($8::text is null or i.key = $8)
+    and ($8::text is null or i.key = $8 and i.key_scope is not null)
     and ($9::timestamptz is null or i.created_at >= $9)
     and ($10::timestamptz is null or i.created_at < $10)
   order by i.id desc
