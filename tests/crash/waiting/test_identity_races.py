@@ -167,7 +167,7 @@ async def test_a_retry_goes_on_if_the_new_holder_of_its_key_is_rolled_back(conte
     await starting.rollback()
 
     assert await retry is True
-    assert await contest.row(failed, "status", "key") == ("runnable", "k")
+    assert await contest.row(failed, "status", "key", "finished_at") == ("runnable", "k", None)
 
 
 async def test_a_start_that_waited_for_a_retry_is_a_duplicate_of_the_retried(contest: Contest) -> None:

@@ -1,7 +1,9 @@
 -- Whether a key is occupied is said by the index that guards it, and no longer by a column of its own: a generated column
 -- is made anew by every write of a row, also of the many that have no key
 -- (docs/decisions/0022-the-guard-is-an-index.md).
--- Processes of the version before are refused what goes by key from here on (starts with one, and signals to one).
+-- Processes of the version before name the column in four statements, and are refused what goes by those from here on:
+-- starts with keys, or of entries that are not alike; signals to a key, or with a dedup key; whatever is looked up by key.
+-- A step of theirs that spawns such children would fail by it: stop their workers first.
 
 -- One live instance per key, or one for ever; the address of a key.
 create unique index instances_guarded on stepwell.instances (tenant, key)
