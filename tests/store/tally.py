@@ -13,6 +13,13 @@ from tests.support.waiting import eventually
 _SQL = Path(stepwell._store.__file__).parent / "sql"
 _NAMES = {path.read_text("utf-8"): str(path.relative_to(_SQL).with_suffix("")) for path in _SQL.rglob("*.sql")}
 
+# What a worker sends by its clock, whatever it has to do.
+HOUSEKEEPING = {
+    "instances/tick", "workers/beat", "workers/elect", "instances/find_lost", "keys/find_idle",
+    "instances/unhold_version", "workers/forget", "instances/prune", "limits/prune", "shares/bring_over",
+    "interactions/return_lost", "units/release_stuck", "units/find_stray", "BEGIN", "COMMIT",
+}  # fmt: skip
+
 # A connection asks once about each type of array that it meets; no operation pays for that twice.
 _DRIVERS_OWN = ("typeinfo_tree", "current_setting('jit')", "set_config('jit'")
 

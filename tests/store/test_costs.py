@@ -19,16 +19,11 @@ from stepwell._store.database import Database
 from stepwell._store.workers import Place
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
-from tests.store.tally import Tally
+from tests.store.tally import HOUSEKEEPING, Tally
 from tests.support.waiting import eventually
 
 LABELS = ["order@1"]
 NO_POLL = timedelta(minutes=10)
-HOUSEKEEPING = {
-    "instances/tick", "workers/beat", "workers/elect", "instances/find_lost", "keys/find_idle",
-    "instances/unhold_version", "workers/forget", "instances/prune", "limits/prune", "shares/bring_over",
-    "interactions/return_lost", "units/release_stuck", "units/find_stray", "BEGIN", "COMMIT",
-}  # fmt: skip
 
 
 class Order(Machine):
