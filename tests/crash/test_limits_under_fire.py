@@ -21,7 +21,7 @@ WORKERS = int(os.environ.get("STEPWELL_LIMITS_WORKERS", "2"))
 INSTANCES = int(os.environ.get("STEPWELL_LIMITS_INSTANCES", "240"))
 VICTIMS = min(max(2, INSTANCES // 500), 12)  # every other one is killed, the rest are drained
 SLOTS, BURST = 6, 10  # of the limits in crash_app
-RATE = INSTANCES // 10  # a second
+RATE = min(INSTANCES // 5, 300)  # a second; less than the workers could do
 CHUNK = 5_000
 PATIENCE = 1_200.0
 QUEUES = {"default": 10}
@@ -102,12 +102,12 @@ async def test_no_more_tokens_are_taken_in_any_time_than_it_fills_and_one_burst_
     h = await _watched(make_harness)
     await h.engine.limits.set("narrow", n=RATE, kind="rate")
 
-    took = await _pass_through(h, start_worker, Narrow.child({}, rate_limit="narrow"), INSTANCES // 2)
+    took = await _pass_through(h, start_worker, Narrow.child({}, rate_limit="narrow"))
 
     [(burst, taken)] = await h.sql(BURST_NEEDED, RATE)
     print(f"\n{taken} tokens taken in {took:.1f} s at {RATE} a second, {VICTIMS} killed or drained: "  # noqa: T201
           f"the window in which most were needed a burst of {burst:.3f}")
-    assert taken >= INSTANCES // 2
+    assert taken >= INSTANCES
     assert burst <= BURST + 0.01  # what is rounded
 
 
@@ -120,15 +120,15 @@ async def _watched(make_harness: MakeHarness) -> Harness:
     return h
 
 
-async def _pass_through(h: Harness, start_worker: StartWorker, entry: object, number: int = INSTANCES) -> float:
-    """Let so many instances end, while one worker after the other is killed or drained, and replaced; returns the
+async def _pass_through(h: Harness, start_worker: StartWorker, entry: object) -> float:
+    """Let all instances end, while one worker after the other is killed or drained, and replaced; returns the
     seconds."""
-    for first in range(0, number, CHUNK):
-        await h.engine.start_many([entry] * min(CHUNK, number - first))  # type: ignore[list-item]
+    for first in range(0, INSTANCES, CHUNK):
+        await h.engine.start_many([entry] * min(CHUNK, INSTANCES - first))  # type: ignore[list-item]
     began = time.monotonic()
     workers = [await start_worker(h.url, queues=QUEUES, reap=0.5) for _ in range(WORKERS)]
     for nth, victim in zip(range(VICTIMS), cycle(range(WORKERS)), strict=False):
-        await eventually(_have_begun(h, number * (nth + 1) // (VICTIMS + 2)), patience=PATIENCE)
+        await eventually(_have_begun(h, INSTANCES * (nth + 1) // (VICTIMS + 2)), patience=PATIENCE)
         await workers[victim].ready()
         if nth % 2:
             await workers[victim].stop()
