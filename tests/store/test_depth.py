@@ -44,28 +44,28 @@ async def fill(connection: asyncpg.Connection, kind: dict[str, object]) -> None:
     await connection.execute("analyze stepwell.instances")
 
 
-async def cost_of_a_claim(url: str) -> int:
+async def cost_of_a_claim(url: str, claim: str) -> int:
     async with benched(url, WORKER) as bench:
-        plan = await bench.explain("instances/claim", 1, "default", CLAIMED, LABELS, [])
-    [claimed] = [node for node in plan.nodes if node.get("Subplan Name") == "CTE claimed"]
-    assert claimed["Actual Rows"] == CLAIMED
+        plan = await bench.explain(claim, 1, "default", CLAIMED, LABELS, [])
+    assert CLAIMED in [node["Actual Rows"] for node in plan.nodes if node["Node Type"] == "ModifyTable"]
     return plan.buffers
 
 
+@pytest.mark.parametrize("claim", ["instances/claim", "instances/claim_bare"])
 @pytest.mark.parametrize("around", SURROUNDINGS)
 async def test_a_claim_costs_the_same_whatever_lies_around(
-    url: str, connection: asyncpg.Connection, around: str
+    url: str, connection: asyncpg.Connection, around: str, claim: str
 ) -> None:
     """With `make depth`, the largest builds 1.3 million rows, in about ten seconds."""
     await fill(connection, {"rows": 5_000})
-    alone = await cost_of_a_claim(url)
+    alone = await cost_of_a_claim(url, claim)
 
     for kind in SURROUNDINGS[around]:
         await fill(connection, kind)
 
-    surrounded = await cost_of_a_claim(url)
-    print(f"a claim of {CLAIMED}: {alone} buffers, with {around}: {surrounded}")  # noqa: T201 - for those who look
-    assert surrounded <= 2 * alone
+    surrounded = await cost_of_a_claim(url, claim)
+    print(f"{claim} of {CLAIMED}: {alone} buffers, with {around}: {surrounded}")  # noqa: T201 - for those who look
+    assert surrounded <= 1.5 * alone  # an index of so many more rows is deeper; the time is measured by `make growth`
 
 
 async def test_a_look_at_what_nobody_can_run_costs_a_step_per_version(url: str, connection: asyncpg.Connection) -> None:
