@@ -8,9 +8,11 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from stepwell import Context, Done, EngineClosed, Machine, Status, step
+from stepwell import Context, Done, Engine, EngineClosed, Machine, Status, step
+from stepwell._runtime import notifier
 from stepwell._store import notices
 from tests.conftest import MakeHarness
+from tests.support.proxy import proxy_to
 from tests.support.waiting import eventually
 
 NOWHERE = "postgresql://postgres@127.0.0.1:1/nowhere"
@@ -67,6 +69,73 @@ async def test_without_a_listener_the_work_of_this_process_needs_no_poll(make_ha
         result = await quick.result(timeout=30)
 
     assert result == "quick"
+
+
+async def test_where_notices_are_swallowed_from_the_first_that_is_said_once_and_polling_finds_the_work(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier, "PROBE_PATIENCE", 0.05)
+    monkeypatch.setattr(notifier, "PROBE_EVERY", 0.01)
+    h = await make_harness([Quick])
+    probes: list[str] = []
+
+    async with proxy_to(h.url) as proxy:
+        proxy.swallows_notices = True
+        async with Engine(proxy.url, machines=[Quick], poll=SOON, max_poll=SOON) as engine, engine.worker():
+            await eventually(lambda: _has_probed(engine, probes, times=3))
+            quick = await h.engine.start(Quick)
+            result = await quick.result(timeout=30)
+
+    said = [record.message for record in caplog.records if "notices do not arrive" in record.message]
+    assert (result, len(said)) == ("quick", 1)
+
+
+async def test_a_listener_with_an_address_of_its_own_hears_past_what_swallows_notices(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Quick])
+
+    async with proxy_to(h.url) as proxy:
+        proxy.swallows_notices = True
+        aside = Engine(proxy.url, machines=[Quick], listener_dsn=h.url, poll=NEVER, max_poll=NEVER)
+        async with aside as engine, engine.worker():
+            quick = await h.engine.start(Quick)
+            result = await quick.result(timeout=30)
+
+    assert result == "quick"
+
+
+async def test_a_listener_whose_connection_is_lost_listens_again(make_harness: MakeHarness) -> None:
+    """Scenario 173: a worker that never polls is told of another process's work by nobody else."""
+    h = await make_harness([Quick], poll=NEVER, max_poll=NEVER)
+
+    async with h.another_engine() as elsewhere, h.engine.worker():
+        before = _last_probe(h.engine)
+        await h.sql(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and application_name = 'stepwell listener'"
+        )
+        await eventually(lambda: _last_probe(h.engine) != before and _is_listening(h.engine))
+        quick = await elsewhere.start(Quick)
+        result = await quick.result(timeout=30)
+
+    assert result == "quick"
+
+
+def _has_probed(engine: Engine, seen: list[str], *, times: int) -> bool:
+    if _last_probe(engine) not in seen:
+        seen.append(_last_probe(engine))
+    return len(seen) >= times
+
+
+def _last_probe(engine: Engine) -> str:
+    assert engine._notifier is not None
+    return engine._notifier._listener._word
+
+
+def _is_listening(engine: Engine) -> bool:
+    assert engine._notifier is not None
+    return engine._notifier.is_listening
 
 
 async def test_a_client_that_waits_when_its_engine_is_closed_is_told(make_harness: MakeHarness) -> None:

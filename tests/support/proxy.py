@@ -1,4 +1,5 @@
-"""A proxy between an engine and Postgres, on a Unix socket, that loses or holds one request, or the answer to one.
+"""A proxy between an engine and Postgres, on a Unix socket, that loses or holds one request, or the answer to one; or
+that swallows all notices, as a pooler may.
 
 It reads the frontend's messages: a Parse names a statement, a Bind runs it, so that a mishap can be told by the
 statement's own text. After a loss both connections end; before an answer is lost or held, Postgres has given it.
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
-Part = Literal["request", "answer"]
+Part = Literal["request", "answer", "copied rows"]
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_SOME_ROWS = 100_000  # bytes; whoever has sent them waits for the rest to go
 _SOCKET = ".s.PGSQL.5432"
 _READY = b"Z"
+_NOTICE = b"A"
 
 
 @dataclass(eq=False)
@@ -50,12 +53,17 @@ class Proxy:
         self._server = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
         self._ordered: list[Mishap] = []
         self._links: set[asyncio.Task[None]] = set()
+        self.swallows_notices = False
         self.socket = folder / _SOCKET
         self.url = urlunsplit(parts._replace(query=f"host={quote(str(folder))}&port=5432"))
 
     def lose(self, part: Part, statement: str, *, with_commit: bool = False) -> Mishap:
         """Lose the next run of a statement, or its answer; `with_commit`: those of the COMMIT that follows it."""
         return self._order(Mishap(statement, part, is_loss=True, with_commit=with_commit))
+
+    def lose_copied_rows(self) -> Mishap:
+        """Lose the rows of the next COPY, when some of them are on their way."""
+        return self._order(Mishap("COPY", "copied rows", is_loss=True))
 
     def hold(self, part: Part, statement: str, *, with_commit: bool = False) -> Mishap:
         """Hold the next run of a statement, or its answer, until it is released; `with_commit` as above."""
@@ -126,15 +134,20 @@ class _Link:
                     return
                 await mishap.pass_by()
                 mishap = self._proxy.take(mishap.statement)  # ordered meanwhile, for the same run's answer
-            if mishap is not None:
+            if mishap is not None and mishap.part == "answer":
                 self._of_answer = mishap
             self._to_server.write(message)
             await self._to_server.drain()
+            if mishap is not None and mishap.part == "copied rows":
+                await self._from_client.readexactly(_SOME_ROWS)
+                return
 
     async def _answer(self) -> None:
         kept = b""
         while True:
             kind, message = await _read(self._from_server)
+            if kind == _NOTICE and self._proxy.swallows_notices:
+                continue
             kept += message
             mishap = self._of_answer
             if mishap is not None:
@@ -162,6 +175,8 @@ class _Link:
                 self._awaits_commit = mishap
             case b"Q" if body.startswith(b"COMMIT"):
                 return self._awaits_commit
+            case b"Q" if body.startswith(b"COPY"):
+                return self._proxy.take("COPY")
             case _:
                 pass
         return None

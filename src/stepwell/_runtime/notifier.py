@@ -150,6 +150,7 @@ class _Listener(Service):
         super().__init__("listener")
         self.heard = False
         self.tried = asyncio.Event()
+        self._is_deaf = False  # as the last probe has shown, and as was said
         self._database = database
         self._dsn = dsn
         self._deliver = deliver
@@ -168,9 +169,9 @@ class _Listener(Service):
             raise
         finally:
             self.tried.set()
-        if not heard and self.heard is not heard:
+        if not heard and not self._is_deaf:
             log.warning("listener: notices do not arrive (a pooler in transaction mode?); polling only")
-        self.heard = heard
+        self.heard, self._is_deaf = heard, not heard
         return PROBE_EVERY
 
     async def stop(self) -> None:
