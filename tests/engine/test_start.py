@@ -18,6 +18,7 @@ from stepwell import (
     Context,
     DatabaseError,
     Done,
+    Engine,
     EngineClosed,
     Handle,
     InvalidInput,
@@ -30,7 +31,9 @@ from stepwell import (
     step,
 )
 from stepwell._store import copies
+from stepwell.errors import DatabaseUnavailable
 from tests.conftest import MakeHarness
+from tests.support.proxy import proxy_to
 from tests.support.waiting import eventually
 
 WIDE = "w" * copies.WIDE
@@ -165,6 +168,23 @@ async def test_a_start_many_that_is_cancelled_while_wide_states_are_stored_leave
 
     assert await h.sql("select from stepwell.instances") == []
     assert len(await h.engine.start_many(entries)) == len(entries), "and the connections are in order"
+
+
+async def test_a_start_many_whose_connection_is_lost_with_wide_states_on_their_way_is_told_and_leaves_nothing(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([Order])
+    entries = [Order.child({"note": WIDE * 10})] * 5_100
+
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Order]) as engine:
+        proxy.lose_copied_rows()
+        starting = asyncio.create_task(engine.start_many(entries))
+        await eventually(starting.done)
+        with pytest.raises(DatabaseUnavailable):
+            await starting
+
+        assert await h.sql("select from stepwell.instances") == []
+        assert len(await engine.start_many(entries)) == len(entries), "and the connections are in order"
 
 
 async def test_a_start_is_committed_with_all_it_was_given(make_harness: MakeHarness) -> None:

@@ -15,11 +15,24 @@ import pytest
 from stepwell._core.faults import Refusal
 from stepwell._core.interactions import epoch_ms
 from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
-from stepwell._store import clones, interactions
+from stepwell._store import clones, database, interactions
 from stepwell._store.database import Database
 from stepwell._store.migrations import apply, apply_over, current_version, latest_version, migrations, script
 from tests.store import questions
 from tests.support.dump_schema import dump, dump_of
+from tests.support.waiting import eventually
+
+KEYED = """
+insert into stepwell.instances
+  (machine, version, step, queue, due_at, created_at, updated_at, key, key_scope, status, finished_at)
+select 'order', 1, 'ship', 'default', now(), now(), now(), key, scope, status, finished_at
+from (values ('lives', 'live', 'runnable', null), ('ended', 'live', 'done', now()),
+             ('for ever', 'forever', 'done', now())) as row(key, scope, status, finished_at)
+"""
+MIGRATES = """
+select from pg_stat_activity where datname = current_database() and application_name = 'stepwell'
+  and wait_event_type = 'Lock'
+"""
 
 
 @pytest.fixture
@@ -108,6 +121,40 @@ async def test_after_a_failure_it_applies_once_the_cause_is_gone(empty: Database
     assert await apply(empty) == list(migrations())
 
 
+async def test_a_migration_has_more_time_than_a_statement(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "COMMAND_TIMEOUT", 1.0)
+    other = await asyncpg.connect(empty_url)
+    await other.execute("select pg_advisory_lock(hashtextextended('stepwell.migrate', 0))")
+
+    async with Database(empty_url) as empty:
+        migrating = asyncio.create_task(apply(empty))
+        await eventually(lambda: clones.query(empty_url, f"{MIGRATES} and now() - query_start > '1.5 s'"))
+        await other.close()
+
+        assert await migrating == list(migrations())
+
+
+async def test_who_has_locked_a_row_and_writes_it_next_is_not_in_the_way_of_migration_0014(
+    empty: Database, empty_url: str
+) -> None:
+    """Two connections. Without its lock at first it would wait for them, and they for it."""
+    migrate_up_to(empty_url, 13)
+    await clones.query(empty_url, KEYED)
+    client = await asyncpg.connect(empty_url)
+
+    async with client.transaction():
+        await client.execute("select from stepwell.instances for no key update")
+        migrating = asyncio.create_task(apply(empty))
+        await eventually(lambda: clones.query(empty_url, MIGRATES))
+        await client.execute("update stepwell.instances set priority = 7")
+
+    assert [migration.version for migration in await migrating] == [*range(14, latest_version() + 1)]
+    assert await client.fetchval("select count(*) from stepwell.instances where priority = 7") == 3
+    await client.close()
+
+
 def migrate_up_to(url: str, version: int) -> None:
     """Make the schema as an older Stepwell left it."""
     with psycopg.connect(url) as connection:
@@ -144,14 +191,7 @@ async def test_a_token_that_was_handed_out_before_migration_0012_holds_after_it(
 
 async def test_keys_that_were_occupied_before_migration_0014_are_so_after_it(empty: Database, empty_url: str) -> None:
     migrate_up_to(empty_url, 13)
-    await clones.query(
-        empty_url,
-        "insert into stepwell.instances (machine, version, step, queue, due_at, created_at, updated_at, key, key_scope,"
-        " status, finished_at) "
-        "select 'order', 1, 'ship', 'default', now(), now(), now(), key, scope, status, finished_at "
-        "from (values ('lives', 'live', 'runnable', null), ('ended', 'live', 'done', now()),"
-        "             ('for ever', 'forever', 'done', now())) as row(key, scope, status, finished_at)",
-    )
+    await clones.query(empty_url, KEYED)
 
     await apply(empty)
 

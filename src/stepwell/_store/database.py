@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import asyncpg
 
@@ -18,6 +18,7 @@ from stepwell.errors import DatabaseUnreachable, EngineClosed, ForeignLoop, Inva
 
 OLDEST_SERVER = 150_000
 CLOSE_TIMEOUT = 5.0
+COMMAND_TIMEOUT = 60.0
 Row = asyncpg.Record
 
 # Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
@@ -82,16 +83,19 @@ class Session:
     async def copy(self, table: str, columns: Sequence[str], rows: bytes) -> None:
         """Insert rows that are in the binary form of COPY."""
         self._pool.statements += 1
+        # Bytes would be taken for a path. A file is read in a thread, and waits for those of others; after what an
+        # iterator has given, the driver waits for room to send, and is not told that the connection is lost.
+        source: Any = memoryview(rows)
         with translated():
             await self._connection.copy_to_table(
-                table, schema_name="stepwell", columns=columns, source=_at_once(rows), format="binary"
+                table, schema_name="stepwell", columns=columns, source=source, format="binary"
             )
 
-    async def run(self, sql: str) -> None:
-        """Send a script of several statements, as migrations are."""
+    async def run(self, sql: str, *, patience: float | None = None) -> None:
+        """Send a script of several statements, as migrations are; None: as much patience as with any statement."""
         self._pool.statements += 1
         with translated():
-            await self._connection.execute(sql)
+            await self._connection.execute(sql, timeout=patience)
 
 
 class Database:
@@ -122,7 +126,7 @@ class Database:
                 self._pool = await asyncpg.create_pool(
                     # No floor: the driver would try for ever to restore it, and fill the log while the server is away.
                     self.dsn, min_size=0, max_size=self._most, connection_class=_Connection,
-                    server_settings=self._session, command_timeout=60, timeout=20, init=meet_types,
+                    server_settings=self._session, command_timeout=COMMAND_TIMEOUT, timeout=20, init=meet_types,
                 )  # fmt: skip
                 async with self._pool.acquire() as connection:
                     version = int(await connection.fetchval("show server_version_num"))
@@ -204,11 +208,6 @@ class Database:
         self.check_loop()
         async with self._pool.acquire() as connection:
             yield connection  # type: ignore[misc]  # the pool's proxy stands in for its connection
-
-
-async def _at_once(rows: bytes) -> AsyncIterator[bytes]:
-    """All of it, as the driver takes it without a thread: a file it would read in one, and wait for those of others."""
-    yield rows
 
 
 async def close_pool(pool: asyncpg.Pool) -> None:

@@ -15,6 +15,7 @@ from stepwell._store.database import Database, Queryable
 from stepwell._store.statements import statement
 
 _FOLDER = Path(__file__).parent / "migrations"
+_PATIENCE = 86_400.0  # seconds, for one of them: an index over many rows takes its time, and so may others' locks
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 _PROLOGUE = """\
@@ -65,11 +66,11 @@ async def current_version(db: Database) -> int:
 async def apply(db: Database) -> list[Migration]:
     """Bring the schema up to date in one transaction; returns what was applied."""
     async with db.transaction() as session:
-        await session.run(_PROLOGUE)
+        await session.run(_PROLOGUE, patience=_PATIENCE)
         current = await _stamped(session)
         missing = [m for m in migrations() if m.version > current]
         for migration in missing:
-            await session.run(migration.sql)
+            await session.run(migration.sql, patience=_PATIENCE)
         if missing:
             await session.run(_stamp(missing[-1].version))
         await session.run(grants())

@@ -5,6 +5,9 @@
 -- starts with keys, or of entries that are not alike; signals to a key, or with a dedup key; whatever is looked up by key.
 -- A step of theirs that spawns such children would fail by it: stop their workers first.
 
+-- At once as it is needed below: whoever has locked rows, and writes them next, would wait for us, and we for them.
+lock table stepwell.instances in access exclusive mode;
+
 -- One live instance per key, or one for ever; the address of a key.
 create unique index instances_guarded on stepwell.instances (tenant, key)
   where key is not null and (key_scope = 'forever' or finished_at is null);
