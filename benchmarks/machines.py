@@ -42,12 +42,11 @@ class Count(Machine):
 
 
 class Timed(Machine, state=Note):
-    """One step that notes when it began, by id, in the dictionary that is its resources."""
+    """One step, whose result is when it began, by the clock that all processes of a machine share."""
 
     @step
     async def start(self, ctx: Context[Note]) -> Done:
-        ctx.resources[ctx.id] = perf_counter()
-        return Done()
+        return Done(perf_counter())
 
 
 class Asked(Machine):
@@ -104,7 +103,7 @@ class Family(Machine):
 
 
 class Alarm(Machine, state=Note):
-    """Sleeps 200 ms, and notes the time of day at which it woke, by id, in its resources."""
+    """Sleeps 200 ms; its result is the time of day at which it woke."""
 
     @step
     async def start(self, ctx: Context[Note]) -> Next:
@@ -112,12 +111,11 @@ class Alarm(Machine, state=Note):
 
     @step
     async def ring(self, ctx: Context[Note]) -> Done:
-        ctx.resources[ctx.id] = time()
-        return Done()
+        return Done(time())
 
 
 class Hurried(Machine, state=Note):
-    """Asks what nobody answers within 200 ms, and notes the time of day at which it went on without an answer."""
+    """Asks what nobody answers within 200 ms; its result is the time of day at which it went on without an answer."""
 
     @step
     async def start(self, ctx: Context[Note]) -> Ask:
@@ -125,8 +123,7 @@ class Hurried(Machine, state=Note):
 
     @step
     async def ring(self, ctx: Context[Note]) -> Done:
-        ctx.resources[ctx.id] = time()
-        return Done()
+        return Done(time())
 
 
 ALL: tuple[Any, ...] = (Once, Count, Timed, Asked, Parked, Family, Alarm, Hurried)

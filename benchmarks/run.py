@@ -100,7 +100,8 @@ class Benchmark:
             await self._add_limits(limits, variant)
             for name, value in (await self._once(workload, variant)).items():
                 values[name].append(value)
-            shown = ", ".join(f"{number(values[key][-1])} {m.unit}" for key, m in workload.measures.items())
+            found = [(values[key][-1], measure.unit) for key, measure in workload.measures.items() if values[key]]
+            shown = ", ".join(f"{number(value)} {unit}" for value, unit in found)
             say(f"{self._clock()} {workload.name}{_of(variant)}, {repeat + 1} of {repeats}: {shown}")
         await self._add_limits(limits, variant)
         beside = {name: Spread.of(found) for name, found in limits.items()}
@@ -110,6 +111,7 @@ class Benchmark:
                 beside[measure.target.limit] if isinstance(measure.target, Share) else None,
             )
             for key, measure in workload.measures.items()
+            if values[key]  # it may have none in this variant, or on this system
         ]  # fmt: skip
 
     async def _add_limits(self, limits: dict[LimitName, list[float]], variant: Variant) -> None:

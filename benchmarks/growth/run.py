@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
 
 from benchmarks import server
-from benchmarks.bench import query
 from benchmarks.growth import scenarios
-from benchmarks.growth.bulk import bulks
+from benchmarks.growth.bulk import Bulk, bulks
+from benchmarks.growth.comparing import NORMAL, QUICK, compare, sites
 from benchmarks.growth.leavings import leavings
-from benchmarks.growth.report import Figure, Report, cells, median
-from benchmarks.growth.scenarios import Scenario, Sizes
-from benchmarks.growth.site import BATCH, Round, Site, opened
+from benchmarks.growth.report import Figure, Report, cells
+from benchmarks.growth.site import Site
 from benchmarks.loop import run
 from benchmarks.progress import say
 from stepwell import Engine
-
-NORMAL = Sizes(rounds=25, warm_ups=5, turns=BATCH)
-QUICK = Sizes(rounds=1, warm_ups=1, turns=3, divisor=1_000)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,16 +52,10 @@ class Growth:
     async def run(self) -> None:
         began = datetime.now(UTC)
         is_whole = not self._options.scenarios
-        async with AsyncExitStack() as stack:
-            template = await stack.enter_async_context(server.fresh_database(self._url))
-            await Engine(template).migrate()
-            alone, around, bulk = [
-                await stack.enter_async_context(server.fresh_database(self._url, template)) for _ in range(3)
-            ]
-            sites = [await stack.enter_async_context(opened(url)) for url in (alone, around)]
-            figures = [await self._measure(name, *sites) for name in self._options.scenarios or scenarios.ALL]
-            left = await leavings(sites[0], self._sizes.rows(20_000)) if is_whole else []
-            many = await bulks(bulk, self._sizes.divisor) if is_whole else []
+        async with sites(self._url) as (alone, around):
+            figures = [await self._measure(name, alone, around) for name in self._options.scenarios or scenarios.ALL]
+            left = await leavings(alone, self._sizes.rows(20_000)) if is_whole else []
+        many = await self._bulks() if is_whole else []
         given = " ".join(sys.argv[1:])
         report = Report(
             began, f'make growth ARGS="{given}"' if given else "make growth", perf_counter() - self._began,
@@ -77,36 +66,17 @@ class Growth:
             say(f"written to {report.write()}")
 
     async def _measure(self, name: str, alone: Site, around: Site) -> Figure:
-        scenario = scenarios.ALL[name]
-        async with AsyncExitStack() as stack:
-            for site in (alone, around):
-                await site.empty()
-            if scenario.holds:
-                await stack.enter_async_context(scenarios.held_open(around.url))
-            await scenario.alone(alone, self._sizes)
-            await scenario.around(around, self._sizes)
+        def filled() -> None:
             say(f"{self._clock()} {name}: filled")
-            if not self._options.quick:
-                await query(self._url, "checkpoint")
-            for site in (alone, around):
-                await site.meter.meet()
-            # By turns, so that what else the machine does meets both.
-            sizes = self._sizes.of_turns if scenario.is_turns else self._sizes
-            number = sizes.warm_ups + sizes.rounds
-            rounds = [(await self._once(scenario, alone), await self._once(scenario, around)) for _ in range(number)]
-        measured = rounds[sizes.warm_ups :]
-        label = scenario.label
-        if scenario.holds and self._options.minutes:
-            label = f"a transaction held open for {self._options.minutes:g} minutes, {around.worked:,} steps meanwhile"
-        figure = Figure(
-            name, label, median([pair[0] for pair in measured]), median([pair[1] for pair in measured]),
-            scenario.most,
-        )  # fmt: skip
+
+        figure = await compare(scenarios.ALL[name], self._sizes, alone, around, filled)
         say(f"{self._clock()} {' | '.join(cells(figure))}")
         return figure
 
-    async def _once(self, scenario: Scenario, site: Site) -> Round:
-        return await (site.turns(self._sizes.turns) if scenario.is_turns else site.round())
+    async def _bulks(self) -> list[Bulk]:
+        async with server.fresh_database(self._url) as url:
+            await Engine(url).migrate()
+            return await bulks(url, self._sizes.divisor)
 
     def _clock(self) -> str:
         minutes, seconds = divmod(round(perf_counter() - self._began), 60)

@@ -7,6 +7,7 @@ from benchmarks.workloads import (
     answer_latency,
     asks,
     children,
+    claims,
     csv_payments,
     drain,
     idle,
@@ -27,7 +28,7 @@ ALL: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         drain, ten_steps, three_steps, start, start_many, latency, signal_latency, signal_many, children, asks,
-        webhooks, csv_payments, answer_latency, timer, idle, memory, streams,
+        webhooks, csv_payments, answer_latency, timer, idle, memory, claims, streams,
     )
 }  # fmt: skip
 KNOWN: dict[str, Workload] = ALL | {streams.MILLION.name: streams.MILLION}

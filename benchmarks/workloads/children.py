@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from time import perf_counter
 
-from benchmarks.bench import Bench, committed
+from benchmarks.bench import Bench
+from benchmarks.crew import working
 from benchmarks.figures import Measure, Share, Workload
 from benchmarks.machines import Family
 
@@ -19,12 +20,12 @@ async def run(bench: Bench) -> dict[str, float]:
     rounds = bench.size(ROUNDS, 1)
     entry = Family.child({"children": children, "note": bench.variant.note})
     rates = []
-    async with bench.working() as (engine, worker):
+    async with working(bench) as (engine, crew):
         await bench.settle()
-        for round_ in range(1, rounds + 1):
+        for _ in range(rounds):
             began = perf_counter()
-            await engine.start_many([entry] * PARENTS)
-            ended = await committed(worker, round_ * steps)
+            parents = await engine.start_many([entry] * PARENTS)
+            ended = await crew.committed(steps, parents, "done")
             rates.append(steps / (ended - began))
     await bench.expect_done(rounds * PARENTS * (children + 1))
     return {"rate": statistics.median(rates)}
@@ -32,5 +33,5 @@ async def run(bench: Bench) -> dict[str, float]:
 
 WORKLOAD = Workload(
     "children", {"rate": Measure("20 parents × 100 children, start to last join", "steps/s", Share(0.3, "steps"))},
-    run, is_sized=True,
+    run, is_sized=True, has_processes=True,
 )  # fmt: skip

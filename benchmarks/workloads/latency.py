@@ -1,7 +1,8 @@
 """An idle engine: from a committed start to the begin of its step.
 
 `start` returns as soon as it knows that its commit is durable: that is the beginning. By a client of the worker's own
-process, which tells it directly, and by another engine, whose start reaches the worker as a notice of Postgres.
+process, which tells it directly, and by another engine, whose start reaches the worker as a notice of Postgres. Where
+the workers are in other processes, every client is another one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from time import perf_counter
 
 from benchmarks.bench import Bench
+from benchmarks.crew import working
 from benchmarks.figures import Measure, Most, Workload, percentile
 from benchmarks.machines import Timed
 from stepwell import Engine
@@ -19,26 +21,28 @@ MILLISECONDS = 1_000
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    begun: dict[int, float] = {}
-    samples = bench.size(120, 3)
-    async with bench.working(begun) as (engine, _), bench.engine() as elsewhere:
-        for client in (engine, elsewhere):
-            await _sample(client, begun, bench.size(20, 1))
-        near = await _sample(engine, begun, samples)
-        far = await _sample(elsewhere, begun, samples)
-    return {
-        "p50": percentile(near, 50), "p99": percentile(near, 99),
-        "notice p50": percentile(far, 50), "notice p99": percentile(far, 99),
-    }  # fmt: skip
+    async with working(bench) as (engine, _):
+        found = await _percentiles(bench, engine)
+        if not bench.variant.processes:
+            async with bench.engine() as elsewhere:
+                far = await _percentiles(bench, elsewhere)
+            found |= {f"notice {name}": value for name, value in far.items()}
+    return found
 
 
-async def _sample(client: Engine, begun: dict[int, float], number: int) -> list[float]:
+async def _percentiles(bench: Bench, client: Engine) -> dict[str, float]:
+    await _sample(bench, client, bench.size(20, 1))
+    found = await _sample(bench, client, bench.size(120, 3))
+    return {"p50": percentile(found, 50), "p99": percentile(found, 99)}
+
+
+async def _sample(bench: Bench, client: Engine, number: int) -> list[float]:
     latencies = []
     for _ in range(number):
-        handle = await client.start(Timed)
+        handle = await client.start(Timed, {"note": bench.variant.note})
         started = perf_counter()
-        await handle.result(timeout=10)
-        latencies.append(max(0.0, begun[handle.id] - started) * MILLISECONDS)
+        begun = await handle.result(timeout=10)
+        latencies.append(max(0.0, begun - started) * MILLISECONDS)
         await asyncio.sleep(PAUSE)
     return latencies
 
@@ -51,5 +55,5 @@ WORKLOAD = Workload(
         "notice p50": Measure("the same, started by another engine, p50", "ms"),
         "notice p99": Measure("the same, started by another engine, p99", "ms"),
     },
-    run,
-)
+    run, is_sized=True, has_processes=True,
+)  # fmt: skip

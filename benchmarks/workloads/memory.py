@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    number = bench.size(40_000, 100)
+    number = bench.size(200_000, 100)
     async with bench.engine() as engine:
         await engine.start_many([Once.child({"note": bench.variant.note})] * number)
     seen = await _drain_apart(bench.url, number)
@@ -48,6 +48,5 @@ WORKLOAD = Workload(
         "most": Measure("a worker's memory while draining", "MB", Most(80)),
         "growth": Measure("its growth from the second to the last quarter of the drain", "MB"),
     },
-    run,
-    repeats=1,
-)
+    run, is_sized=True, repeats=1,
+)  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 from time import perf_counter
 
 from benchmarks.bench import Bench
+from benchmarks.crew import working
 from benchmarks.figures import Measure, Most, Workload, percentile
 from benchmarks.machines import Parked
 from stepwell import Engine
@@ -15,16 +16,16 @@ MILLISECONDS = 1_000
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    async with bench.working() as (engine, _):
-        await _sample(engine, bench.size(20, 1))
-        latencies = await _sample(engine, bench.size(120, 3))
+    async with working(bench) as (engine, _):
+        await _sample(bench, engine, bench.size(20, 1))
+        latencies = await _sample(bench, engine, bench.size(120, 3))
     return {"p50": percentile(latencies, 50), "p99": percentile(latencies, 99)}
 
 
-async def _sample(engine: Engine, number: int) -> list[float]:
+async def _sample(bench: Bench, engine: Engine, number: int) -> list[float]:
     latencies = []
     for _ in range(number):
-        handle = await engine.start(Parked)
+        handle = await engine.start(Parked, {"note": bench.variant.note})
         await handle.wait(timeout=10, until="settled")
         waiting = asyncio.create_task(handle.result(timeout=10))
         await asyncio.sleep(PAUSE)
@@ -41,5 +42,5 @@ WORKLOAD = Workload(
         "p50": Measure("idle: signal → parked instance finished and seen by the client, p50", "ms", Most(5)),
         "p99": Measure("idle: signal → parked instance finished and seen by the client, p99", "ms", Most(20)),
     },
-    run,
-)
+    run, is_sized=True, has_processes=True,
+)  # fmt: skip

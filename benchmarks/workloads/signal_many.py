@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from time import perf_counter
 
-from benchmarks.bench import Bench, committed
+from benchmarks.bench import Bench
+from benchmarks.crew import working
 from benchmarks.figures import Measure, Share, Workload
 from benchmarks.machines import Parked
 
@@ -16,18 +17,18 @@ async def run(bench: Bench) -> dict[str, float]:
     number = bench.size(500, 20)
     entry = Parked.child({"note": bench.variant.note})
     rates = []
-    async with bench.working() as (engine, worker):
-        for round_ in range(0, 2 * number * bench.size(ROUNDS, 1), 2 * number):
+    async with working(bench) as (engine, crew):
+        for _ in range(bench.size(ROUNDS, 1)):
             handles = await engine.start_many([entry] * number)
-            await committed(worker, round_ + number)
+            await crew.committed(number, handles, "awaiting_signal")
             began = perf_counter()
             await engine.signal_many([(handle.id, "go") for handle in handles])
-            ended = await committed(worker, round_ + 2 * number)
+            ended = await crew.committed(number, handles, "done")
             rates.append(number / (ended - began))
     return {"rate": statistics.median(rates)}
 
 
 WORKLOAD = Workload(
     "signal_many", {"rate": Measure("500 parked, all signalled with `signal_many`", "steps/s", Share(0.3, "steps"))},
-    run, is_sized=True,
+    run, is_sized=True, has_processes=True,
 )  # fmt: skip

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from benchmarks.bench import Bench, committed, query
+from benchmarks.crew import processes
 from benchmarks.machines import Count, Once
 from stepwell import Engine
 
-ROOT = Path(__file__).parents[2]
 LOOK_EVERY = 0.1
 
 # From the start of the first worker, without the start of its process, to the last end.
@@ -48,13 +45,7 @@ async def _drain_here(engine: Engine, steps: int) -> float:
 
 async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -> float:
     """Seconds of the processes of `stepwell worker`, from the start of the first worker to the last commit."""
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "stepwell", "worker", "benchmarks.app:engine",
-        "--processes", str(bench.variant.processes), cwd=ROOT, stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "STEPWELL_DATABASE_URL": bench.url}
-        | {f"STEPWELL_{name.upper()}": str(value) for name, value in settings.items()},
-    )  # fmt: skip
-    try:
+    async with processes(bench, settings) as parent:
         left = instances
         while left:
             await asyncio.sleep(LOOK_EVERY)
@@ -64,7 +55,3 @@ async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -
             left = row["left"]
         [row] = await query(bench.url, TOOK)
         return float(row["seconds"])
-    finally:
-        if parent.returncode is None:
-            parent.terminate()
-        await parent.wait()

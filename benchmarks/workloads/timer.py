@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.bench import Bench, committed, query
+from benchmarks.bench import Bench, query
+from benchmarks.crew import working
 from benchmarks.figures import Measure, Most, Workload, percentile
 from benchmarks.machines import Alarm, Hurried
 from stepwell import Machine
 
 PAUSE = 0.011  # between two starts; no divisor of anything
 MILLISECONDS = 1_000
+
+LATE = """
+select (r.result)::float8 - extract(epoch from d.at)::float8 as late
+from ({due}) d join stepwell.instance_data r on r.id = d.id
+where d.id = any ($1)
+"""
 
 
 async def run(bench: Bench) -> dict[str, float]:
@@ -24,15 +31,14 @@ async def run(bench: Bench) -> dict[str, float]:
 
 async def _lateness(bench: Bench, machine: type[Machine], due: str) -> list[float]:
     """How long after their time the second steps of some instances began."""
-    rung: dict[int, float] = {}
-    number = bench.size(200, 3)
-    async with bench.working(rung) as (engine, worker):
-        for _ in range(number):
-            await engine.start(machine)
+    handles = []
+    async with working(bench) as (engine, crew):
+        for _ in range(bench.size(200, 3)):
+            handles.append(await engine.start(machine, {"note": bench.variant.note}))
             await asyncio.sleep(PAUSE)
-        await committed(worker, 2 * number)
-    rows = await query(bench.url, f"select id, extract(epoch from at)::float8 as at from ({due}) d")  # noqa: S608 - ours
-    return [(rung[row["id"]] - row["at"]) * MILLISECONDS for row in rows if row["id"] in rung]
+        await crew.committed(2 * len(handles), handles, "done")
+    rows = await query(bench.url, LATE.format(due=due), [[handle.id for handle in handles]])
+    return [row["late"] * MILLISECONDS for row in rows]
 
 
 WORKLOAD = Workload(
@@ -43,5 +49,5 @@ WORKLOAD = Workload(
         "timeout p50": Measure("a question's timeout of 200 ms: late by, p50", "ms"),
         "timeout p99": Measure("a question's timeout of 200 ms: late by, p99", "ms"),
     },
-    run,
-)
+    run, is_sized=True, has_processes=True,
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""Who works for a workload: a worker in this process, or the processes of `stepwell worker`; and when they are done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import asyncpg
+
+from benchmarks.bench import LOOK_EVERY, Bench, committed, query
+from stepwell import Engine, Handle
+from stepwell._runtime.worker import Worker
+
+ROOT = Path(__file__).parents[1]
+
+# In the order they are given, and to the first one only: to look is to cost next to nothing.
+IS_ANY_OTHER = """
+select exists (
+  select from unnest($1::bigint[]) as g(id)
+  where (select i.status from stepwell.instances i where i.id = g.id) <> $2
+)
+"""
+
+
+class Crew(Protocol):
+    """Those who work."""
+
+    async def committed(self, steps: int, handles: Sequence[Handle[Any]], status: str) -> float:
+        """Wait until so many more steps are committed, by which these have come to a status; returns when it was."""
+
+
+class Here:
+    """A worker in this process: its tally tells."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._steps = 0
+
+    async def committed(self, steps: int, handles: Sequence[Handle[Any]], status: str) -> float:
+        self._steps += steps
+        return await committed(self._worker, self._steps)
+
+
+class Apart:
+    """Workers in other processes: their rows tell, the last ones first, which are nearly always the last to come."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def committed(self, steps: int, handles: Sequence[Handle[Any]], status: str) -> float:
+        ids = [handle.id for handle in reversed(handles)]
+        while await self._connection.fetchval(IS_ANY_OTHER, ids, status):  # noqa: ASYNC110 - nobody is told of it
+            await asyncio.sleep(LOOK_EVERY)
+        return perf_counter()
+
+
+@asynccontextmanager
+async def working(bench: Bench, **settings: Any) -> AsyncIterator[tuple[Engine, Crew]]:
+    """An open engine, and those who work on what it starts: as many processes as the variant says."""
+    if not bench.variant.processes:
+        async with bench.working(**settings) as (engine, worker):
+            yield engine, Here(worker)
+        return
+    async with bench.engine(**settings) as engine, processes(bench, settings):
+        await _are_here(bench)
+        connection = await asyncpg.connect(bench.url)
+        try:
+            yield engine, Apart(connection)
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def processes(bench: Bench, settings: dict[str, Any]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The processes of `stepwell worker`, under their parent; ended with the block."""
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stepwell", "worker", "benchmarks.app:engine",
+        "--processes", str(bench.variant.processes), cwd=ROOT, stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "STEPWELL_DATABASE_URL": bench.url}
+        | {f"STEPWELL_{name.upper()}": str(value) for name, value in settings.items()},
+    )  # fmt: skip
+    try:
+        yield parent
+    finally:
+        if parent.returncode is None:
+            parent.terminate()
+        await parent.wait()
+
+
+async def _are_here(bench: Bench) -> None:
+    """Wait until all of them have said that they are there."""
+    while True:
+        [row] = await query(bench.url, "select count(*) as number from stepwell.workers")
+        if row["number"] == bench.variant.processes:
+            return
+        await asyncio.sleep(LOOK_EVERY)
