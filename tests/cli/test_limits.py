@@ -29,6 +29,24 @@ async def test_limits_are_shown_changed_and_reset(make_harness: MakeHarness) -> 
     assert (again.json["n"], again.json["version"], again.json["changed_by"]) == (10, 3, None)
 
 
+async def test_a_rate_is_changed_in_each_of_its_parts_and_told_from_a_limit_of_the_same_name(
+    make_harness: MakeHarness,
+) -> None:
+    h = await make_harness([greet], limits=[*LIMITS, ConcurrencyLimit("mail", 3)])
+    await h.engine.migrate()
+
+    unsaid = await stepwell("limits", "set", "mail", "--n", "50", url=h.url)
+    changed = await stepwell(
+        "limits", "set", "mail", "--kind", "rate", "--n", "50", "--per", "30", "--burst", "7", "--json", url=h.url
+    )
+
+    assert (unsaid.code != 0, "kind" in unsaid.err, changed.code) == (True, True, 0)
+    assert [changed.json[name] for name in ("kind", "n", "per", "burst")] == ["rate", 50, 30, 7]
+    found = {(row.name, row.kind): (row.n, row.per, row.burst) for row in await h.engine.limits.list()}
+    assert found["mail", "rate"] == (50, timedelta(seconds=30), 7)
+    assert found["mail", "concurrency"] == (3, None, None)
+
+
 async def test_a_wrong_change_says_what_is_wrong_and_changes_nothing(make_harness: MakeHarness) -> None:
     h = await make_harness([greet], limits=LIMITS)
     await h.engine.migrate()
