@@ -44,7 +44,7 @@ limits: $(STAMP) ## Let 8 workers, killed again and again, pass 20,000 instances
 bench: $(STAMP) ## Measure, beside the limit of Postgres; ARGS="drain ten_steps" to choose, --quick, --profile
 	.venv/bin/python -m benchmarks.run $(ARGS)
 
-bench-memory: $(STAMP) ## Ask about 1 million rows of a file, and look at the worker's memory and pace; takes a quarter of an hour
+bench-memory: $(STAMP) ## Ask about 1 million rows of a file, and look at the worker's memory and pace; takes some minutes
 	.venv/bin/python -m benchmarks.run million --plain $(ARGS)
 
 bench-peers: $(STAMP) ## Measure beside others, installed from PyPI; ARGS="dbos absurd" to choose, --quick, --try
