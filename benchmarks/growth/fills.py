@@ -14,10 +14,10 @@ CHUNK = 250_000
 _INSTANCES = """
 insert into stepwell.instances
   (id, machine, version, step, queue, priority, due_at, created_at, updated_at, status, hold, worker_id, claimed_at,
-   concurrency_key, awaits, finished_at, fence)
+   concurrency_key, concurrency_limit, rate_limit, awaits, finished_at, fence)
 overriding system value
 select n, '{machine}', 1, '{step}', '{queue}', {priority}, stepwell.now() + {due}, stepwell.now(), stepwell.now(),
-       '{status}', {hold}, {worker}, {claimed}, {key}, {awaits}, {finished}, {fence}
+       '{status}', {hold}, {worker}, {claimed}, {key}, {limit}, {rate}, {awaits}, {finished}, {fence}
 from generate_series($1::bigint, $2::bigint) as n
 """
 _STATES = """
@@ -37,14 +37,17 @@ class Kind:
     hold: str = "null"
     worker: str = "null"
     key: str = "null"
+    limit: str = "null"
+    rate: str = "null"
+    queue: str = QUEUE
     awaits: str = "null"
 
     def sql(self) -> tuple[str, str]:
         """The INSERT of the hot rows, and that of the wide ones."""
         ended = self.status == "done"
         hot = _INSTANCES.format(
-            machine=MACHINE, step=STEP, queue=QUEUE, status=self.status, priority=self.priority, due=self.due,
-            hold=self.hold, worker=self.worker, key=self.key, awaits=self.awaits,
+            machine=MACHINE, step=STEP, queue=self.queue, status=self.status, priority=self.priority, due=self.due,
+            hold=self.hold, worker=self.worker, key=self.key, limit=self.limit, rate=self.rate, awaits=self.awaits,
             claimed="null" if self.worker == "null" else "pg_catalog.now()",
             finished="stepwell.now()" if ended else "null", fence=2 if ended else 0,
         )  # fmt: skip

@@ -80,11 +80,12 @@ async def supply(site: Site, sizes: Sizes) -> None:
     await site.vacuum()
 
 
-def beside(kind: Kind, rows: int) -> Fill:
-    """Rows of another kind, most of them written before those of the rounds."""
+def beside(kind: Kind, rows: int, *others: Kind) -> Fill:
+    """So many rows of each of some kinds, most of them written before those of the rounds."""
 
     async def around(site: Site, sizes: Sizes) -> None:
-        await fill(site.url, kind, sizes.rows(rows))
+        for each in (kind, *others):
+            await fill(site.url, each, sizes.rows(rows))
         await fill(site.url, Kind(), sizes.supply)
         await site.vacuum()
 
@@ -174,9 +175,14 @@ ALL = {
         Scenario("key_turns", "100 turns of that key itself, against a short line",
                  lambda site, sizes: behind_key(site, sizes.rows(100_000) + sizes.supply),
                  lambda site, sizes: behind_key(site, sizes.supply), is_turns=True),
+        Scenario("behind_limits", "50,000 behind one limit and 50,000 behind one rate, at an urgent priority",
+                 beside(Kind(hold="'limit'", priority=-9, limit="'hot'"), 50_000,
+                        Kind(hold="'rate'", priority=-9, rate="'hot'")), supply),
         Scenario("future", "300,000 future at an urgent priority",
                  beside(Kind(hold="'due'", priority=-9, due="n * interval '1 day'"), 300_000), supply),
         Scenario("runnable", "1 million runnable", beside(Kind(), 1_000_000), supply),
+        Scenario("elsewhere", "1 million runnable in another queue, at an urgent priority",
+                 beside(Kind(queue="other", priority=-9), 1_000_000), supply),
         Scenario("parked", "1 million parked", beside(Kind("awaiting_signal", awaits="'{paid}'"), 1_000_000), supply),
         Scenario("executing", "2,000 executing", executing, supply),
         Scenario("terminal", "5 million ended", beside(Kind("done"), 5_000_000), supply),
