@@ -58,7 +58,8 @@ async def test_a_soak_runs_and_ends_with_its_verdict(
     h = await make_harness()
     monkeypatch.setattr(taken, "RESULTS", tmp_path)
 
-    await soak_run.Soak(h.url, soak_run.parse(["--steps", "2000", "--every", "100", "--backlog", "50"])).run()
+    few = ["--steps", "2000", "--every", "100", "--backlog", "50", "--warm-up", "0.1"]
+    await soak_run.Soak(h.url, soak_run.parse(few)).run()
 
     shown = capsys.readouterr().out
     assert "\n| `instances_claim`, MB | " in shown
