@@ -18,7 +18,7 @@ from stepwell._store.units import Settled
 
 log = logging.getLogger("stepwell")
 
-MARGIN = 0.001  # wake just after the instant, not just before it
+MARGIN = 0.0002  # wake just after the instant: now and then it is just before, and a second look follows at once
 LOCKED_PAUSE = 0.02  # a due row is locked, by a client that begins to wait for it or by a foreign transaction
 FULL_TICK = 1_000
 FULL_FLOW = 100
