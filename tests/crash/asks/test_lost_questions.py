@@ -133,10 +133,12 @@ async def test_a_question_is_sent_once_if_what_takes_signs_or_notes_it_is_lost(
     """Scenario 82: what was taken and did not come back is given back, and goes out; what was sent is noted again."""
     expense = await road.engine.start(Expense, {"transport": "there", "token": True})
     losses: list[Mishap] = []
+    road.there.at_open = ordered = asyncio.Event()  # no look before that: it would find nothing, or take the question
 
-    def order(_: object) -> None:  # not before: looks for questions where there are none tell nothing
+    def order(_: object) -> None:
         if not losses:
             losses.append(road.lose(part, name, with_commit=False))
+            ordered.set()
 
     with armed("flusher.committed", fault=order):
         async with road.engine.worker() as worker:
