@@ -25,7 +25,9 @@ from tests.support.waiting import eventually
 MANY = 40  # more than a claim begins at once
 IN_HAND = statement("signals/deliver_in_hand")
 PLAINLY = statement("signals/deliver_plain").splitlines()[0]
-WAITS = "select from pg_stat_activity where wait_event_type = 'Lock' and query like $1"
+WAITS = """
+select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like $1
+"""
 BEGUN = """
 select i.status, i.claimed_at <= w.begun_at and not i.id = any (w.waiting), count(*)
 from stepwell.instances i join stepwell.workers w on w.id = i.worker_id group by 1, 2

@@ -220,7 +220,10 @@ async def test_a_step_past_its_timeout_is_rolled_back_also_in_the_middle_of_a_qu
         assert await slow.result(timeout=30) == "after"
 
     assert await notes(h) == ["slow"]
-    assert not await h.sql("select from pg_stat_activity where query like '%pg_sleep(60)' and state = 'active'")
+    assert not await h.sql(
+        "select from pg_stat_activity where datname = current_database() and query like '%pg_sleep(60)' "
+        "and state = 'active'"
+    )
 
 
 async def test_waiting_for_a_connection_does_not_count_into_the_timeout(make: MakeHarness) -> None:
