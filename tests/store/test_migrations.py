@@ -12,10 +12,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from stepwell._core.faults import Refusal
+from stepwell._core.faults import Contention, Refusal
 from stepwell._core.interactions import epoch_ms
 from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
 from stepwell._store import clones, database, interactions
+from stepwell._store import migrations as migrations_module
 from stepwell._store.database import Database
 from stepwell._store.migrations import apply, apply_over, current_version, latest_version, migrations, script
 from tests.store import questions
@@ -134,6 +135,23 @@ async def test_a_migration_has_more_time_than_a_statement(
         await other.close()
 
         assert await migrating == list(migrations())
+
+
+async def test_a_migration_does_not_wait_for_ever_for_somebodys_lock_while_others_wait_behind_it(
+    empty: Database, empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations_module, "LOCK_PATIENCE", 0.1)
+    migrate_up_to(empty_url, 13)
+    client = await asyncpg.connect(empty_url)
+
+    async with client.transaction():
+        await client.execute("select from stepwell.instances")
+        with pytest.raises(Contention, match="lock timeout"):
+            await apply(empty)
+
+    assert await current_version(empty) == 13
+    assert [migration.version for migration in await apply(empty)] == [*range(14, latest_version() + 1)]
+    await client.close()
 
 
 async def test_who_has_locked_a_row_and_writes_it_next_is_not_in_the_way_of_migration_0014(

@@ -15,7 +15,8 @@ from stepwell._store.database import Database, Queryable
 from stepwell._store.statements import statement
 
 _FOLDER = Path(__file__).parent / "migrations"
-_PATIENCE = 86_400.0  # seconds, for one of them: an index over many rows takes its time, and so may others' locks
+_PATIENCE = 86_400.0  # seconds, for one of them, and for another host's: an index over many rows takes its time
+LOCK_PATIENCE = 60.0  # seconds, for somebody's lock on a table: all others wait behind who waits for that
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 _PROLOGUE = """\
@@ -69,6 +70,7 @@ async def apply(db: Database) -> list[Migration]:
         await session.run(_PROLOGUE, patience=_PATIENCE)
         current = await _stamped(session)
         missing = [m for m in migrations() if m.version > current]
+        await session.run(f"set local lock_timeout = {round(LOCK_PATIENCE * 1000)}")
         for migration in missing:
             await session.run(migration.sql, patience=_PATIENCE)
         if missing:
