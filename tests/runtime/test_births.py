@@ -14,6 +14,7 @@ from stepwell import Context, Done, Engine, Machine, Next, Spawn, step
 from stepwell._store.statements import statement
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
+from tests.support.idle import is_idle
 from tests.support.proxy import proxy_to
 from tests.support.waiting import eventually
 
@@ -93,7 +94,8 @@ async def test_children_are_born_in_the_hands_of_the_worker_that_has_slots_for_t
 async def test_no_more_are_born_so_than_there_are_slots_and_the_others_may_be_claimed_by_anybody(
     h: Harness, runs: Runs
 ) -> None:
-    async with h.engine.worker({"default": 2}):
+    async with h.engine.worker({"default": 2}) as worker:
+        await eventually(lambda: is_idle(worker))  # a claim under way would bring one more, to wait for a slot
         tree = await h.engine.start(Tree, {"leaves": 5})
         await eventually(lambda: len(runs.begun) == 2)
         first = await children(h)

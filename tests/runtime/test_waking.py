@@ -19,6 +19,7 @@ from stepwell.errors import DatabaseUnavailable
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
 from tests.store.tally import HOUSEKEEPING, Tally
+from tests.support.idle import is_idle
 from tests.support.proxy import proxy_to
 from tests.support.waiting import eventually
 
@@ -101,12 +102,6 @@ async def results(parked: list[Handle[Any]]) -> list[Any]:
 
 def expected(number: int = MANY) -> list[list[Any]]:
     return [[n + 1, "go", {"to": n}, 1, 0] for n in range(number)]
-
-
-def is_idle(worker: Worker) -> bool:
-    """Whether it has nothing in hand, and no claim is under way or about to be."""
-    rests = bool(worker._claimer._stirred._waiters)  # type: ignore[attr-defined]  # it waits to be woken
-    return rests and worker.running == 0 and not any(lane.ready for lane in worker._lanes)
 
 
 async def statuses(h: Harness) -> list[str]:
