@@ -61,13 +61,13 @@ class Apart:
 
 
 @asynccontextmanager
-async def working(bench: Bench, **settings: Any) -> AsyncIterator[tuple[Engine, Crew]]:
+async def working(bench: Bench) -> AsyncIterator[tuple[Engine, Crew]]:
     """An open engine, and those who work on what it starts: as many processes as the variant says."""
     if not bench.variant.processes:
-        async with bench.working(**settings) as (engine, worker):
+        async with bench.working() as (engine, worker):
             yield engine, Here(worker)
         return
-    async with bench.engine(**settings) as engine, processes(bench, settings):
+    async with bench.engine() as engine, processes(bench):
         await _are_here(bench)
         connection = await asyncpg.connect(bench.url)
         try:
@@ -77,7 +77,7 @@ async def working(bench: Bench, **settings: Any) -> AsyncIterator[tuple[Engine, 
 
 
 @asynccontextmanager
-async def processes(bench: Bench, settings: dict[str, Any]) -> AsyncIterator[asyncio.subprocess.Process]:
+async def processes(bench: Bench, **settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """The processes of `stepwell worker`, under their parent; ended with the block."""
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stepwell", "worker", "benchmarks.app:engine",

@@ -14,6 +14,7 @@ from benchmarks.growth import report as growth
 from benchmarks.growth import run as growth_run
 from benchmarks.growth import scenarios
 from benchmarks.growth.bulk import Bulk
+from benchmarks.growth.comparing import SCHEDSTAT
 from benchmarks.growth.leavings import Leaving
 from benchmarks.growth.meter import Cost
 from benchmarks.growth.site import Round
@@ -40,7 +41,7 @@ def steady(*, last: float = 10, pace: float = 1.0) -> list[Sample]:
     return [*samples, *(sample(steps, 8 + (steps - 4_000) / 500 / pace, megabytes=last) for steps in (4_500, 5_000))]
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux says what a process took of a core")
+@pytest.mark.skipif(not SCHEDSTAT.exists(), reason="only Linux says what a process took of a core")
 async def test_every_scenario_of_growth_runs(make_harness: MakeHarness, capsys: pytest.CaptureFixture[str]) -> None:
     h = await make_harness()
 

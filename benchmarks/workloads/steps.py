@@ -45,7 +45,7 @@ async def _drain_here(engine: Engine, steps: int) -> float:
 
 async def _drain_apart(bench: Bench, instances: int, settings: dict[str, Any]) -> float:
     """Seconds of the processes of `stepwell worker`, from the start of the first worker to the last commit."""
-    async with processes(bench, settings) as parent:
+    async with processes(bench, **settings) as parent:
         left = instances
         while left:
             await asyncio.sleep(LOOK_EVERY)

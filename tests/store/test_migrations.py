@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -140,7 +141,7 @@ async def test_a_migration_has_more_time_than_a_statement(
 async def test_a_migration_does_not_wait_for_ever_for_somebodys_lock_while_others_wait_behind_it(
     empty: Database, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrations_module, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(migrations_module, "LOCK_PATIENCE", timedelta(seconds=0.1))
     migrate_up_to(empty_url, 13)
     client = await asyncpg.connect(empty_url)
 

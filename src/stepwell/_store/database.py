@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -96,6 +97,10 @@ class Session:
         self._pool.statements += 1
         with translated():
             await self._connection.execute(sql, timeout=patience)
+
+    async def bound_waits(self, patience: timedelta) -> None:
+        """Let the rest of the transaction wait no longer than that for each of somebody's locks."""
+        await self.run(f"set local lock_timeout = {patience // timedelta(milliseconds=1)}")
 
 
 class Database:

@@ -100,7 +100,7 @@ async def _flush(
         return Flushed(committed, _left_inboxes(committed))
     async with db.transaction() as session:
         if lock_timeout is not None:
-            await session.run(f"set local lock_timeout = {lock_timeout // timedelta(milliseconds=1)}")
+            await session.bound_waits(lock_timeout)
         return await write(session, commits, reserved=reserved)
 
 

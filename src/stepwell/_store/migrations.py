@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from stepwell._store.statements import statement
 
 _FOLDER = Path(__file__).parent / "migrations"
 _PATIENCE = 86_400.0  # seconds, for one of them, and for another host's: an index over many rows takes its time
-LOCK_PATIENCE = 60.0  # seconds, for somebody's lock on a table: all others wait behind who waits for that
+LOCK_PATIENCE = timedelta(minutes=1)  # for somebody's lock on a table: all others wait behind who waits for that
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 _PROLOGUE = """\
@@ -70,7 +71,7 @@ async def apply(db: Database) -> list[Migration]:
         await session.run(_PROLOGUE, patience=_PATIENCE)
         current = await _stamped(session)
         missing = [m for m in migrations() if m.version > current]
-        await session.run(f"set local lock_timeout = {round(LOCK_PATIENCE * 1000)}")
+        await session.bound_waits(LOCK_PATIENCE)
         for migration in missing:
             await session.run(migration.sql, patience=_PATIENCE)
         if missing:

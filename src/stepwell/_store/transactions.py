@@ -169,7 +169,7 @@ class Transaction:
     async def _write_waiting(self, commit: Commit) -> Flushed:
         """Write an outcome on which more hangs; waits for a caller that holds the key of a child, but not long."""
         if commit.spawns_keys:
-            await self.session.run(f"set local lock_timeout = {LOCK_PATIENCE // timedelta(milliseconds=1)}")
+            await self.session.bound_waits(LOCK_PATIENCE)
         flushed = await flushes.write(self.session, [commit])
         if not flushed.committed:
             raise _NotWritten
