@@ -1,4 +1,6 @@
-"""What `stepwell worker benchmarks.app:engine` runs: the machines of the workloads, over the URL in the environment."""
+"""The engine of `stepwell worker benchmarks.app:engine`: the machines of the workloads, over the URL in the
+environment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who works for a workload: a worker in this process, or the processes of `stepwell worker`; and when they are done."""
+"""The workers of a workload: one in this process, or the processes of `stepwell worker`; and when they are done."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import asyncpg
 
 from benchmarks.bench import LOOK_EVERY, Bench, committed, query
 from stepwell import Engine, Handle
-from stepwell._runtime.worker import Worker
+from stepwell._worker.worker import Worker
 
 ROOT = Path(__file__).parents[1]
 
-# In the order they are given, and to the first one only: to look is to cost next to nothing.
+# In the order they are given, and up to the first match, so that a look costs next to nothing.
 IS_ANY_OTHER = """
 select exists (
   select from unnest($1::bigint[]) as g(id)
@@ -29,14 +29,14 @@ select exists (
 
 
 class Crew(Protocol):
-    """Those who work."""
+    """The workers of one run."""
 
     async def committed(self, steps: int, handles: Sequence[Handle[Any]], status: str) -> float:
-        """Wait until so many more steps are committed, by which these have come to a status; returns when it was."""
+        """Wait until `steps` more are committed, after which these have the status; returns the time."""
 
 
 class Here:
-    """A worker in this process: its tally tells."""
+    """A worker in this process: its counters tell."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -48,21 +48,21 @@ class Here:
 
 
 class Apart:
-    """Workers in other processes: their rows tell, the last ones first, which are nearly always the last to come."""
+    """Workers in other processes: their rows tell, the last ones first, which are nearly always the last to be done."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
 
     async def committed(self, steps: int, handles: Sequence[Handle[Any]], status: str) -> float:
         ids = [handle.id for handle in reversed(handles)]
-        while await self._connection.fetchval(IS_ANY_OTHER, ids, status):  # noqa: ASYNC110 - nobody is told of it
+        while await self._connection.fetchval(IS_ANY_OTHER, ids, status):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(LOOK_EVERY)
         return perf_counter()
 
 
 @asynccontextmanager
 async def working(bench: Bench) -> AsyncIterator[tuple[Engine, Crew]]:
-    """An open engine, and those who work on what it starts: as many processes as the variant says."""
+    """An open engine, and the workers of what it starts: as many processes as the variant says."""
     if not bench.variant.processes:
         async with bench.working() as (engine, worker):
             yield engine, Here(worker)
@@ -95,7 +95,7 @@ async def processes(bench: Bench, **settings: Any) -> AsyncIterator[asyncio.subp
 
 
 async def _are_here(bench: Bench) -> None:
-    """Wait until all of them have said that they are there."""
+    """Wait until all of them have registered."""
     while True:
         [row] = await query(bench.url, "select count(*) as number from stepwell.workers")
         if row["number"] == bench.variant.processes:

@@ -1,4 +1,4 @@
-"""What a workload measures, what that must reach, and how repetitions become one figure."""
+"""What a workload measures, what it has to reach, and how repetitions become one figure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """At most so much, in the unit of the figure."""
+    """At most this much, in the unit of the figure."""
 
     value: float
 
@@ -101,6 +101,6 @@ class Figure:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that so many percent of the values do not exceed."""
+    """The value that `percent` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]

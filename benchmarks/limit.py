@@ -2,8 +2,8 @@
 
 Frozen. Every ratio that was ever published divides by these figures, so that a change here makes them incomparable:
 our own schema and statements may change and must not lower the bar. The table and its indexes are those of the seed
-(one table for all there is to know of an instance); the loop claims batches of 200 and commits them as done, the claim
-of one batch beside the commit of the one before, on two connections.
+(one table for the whole of an instance); the loop claims batches of 200 and commits them as done, the claim of one
+batch beside the commit of the one before, on two connections.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ where g.id = picked.id
 returning g.id, g.fsm, g.fsm_version, g.step, g.state, g.attempt, g.partition_key
 """
 
-# Whose row it is says `locked_by` alone: with the status beside it, the planner goes through the index of leases.
+# Only `locked_by` selects the row: with the status beside it, the planner uses the index of leases.
 COMMIT: Final = """
 update gen_durable g
 set result = o.result::jsonb, status = 'done', awaits = null, locked_by = null, lease_expires_at = null,
@@ -139,7 +139,7 @@ async def drain(url: str, rows: int, state: str, settle: Callable[[], Awaitable[
 
 
 async def _claim_all(claimer: asyncpg.Connection, batches: asyncio.Queue[list[int]]) -> None:
-    """Claim until there is no more; an empty batch tells the end."""
+    """Claim until no row is left; an empty batch ends the queue."""
     ids = [0]
     while ids:
         ids = [row["id"] for row in await claimer.fetch(CLAIM, ROW[3], BATCH, WORKER)]

@@ -1,4 +1,4 @@
-"""The event loop of the benchmark: uvloop's where it is installed, as in `stepwell worker`."""
+"""The event loop of the benchmark: uvloop's if it is installed, as in `stepwell worker`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, or until SIGTERM or SIGINT: what is around it, such as a server, is cleared away either way."""
+    """Run to the end, or until SIGTERM or SIGINT; contexts around it, such as a server, are left in both cases."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_stoppable(main))
 

@@ -1,4 +1,4 @@
-"""The machines that the workloads run: their steps do nothing but go on."""
+"""The machines of the workloads: their steps do nothing but continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepwell import Ask, Await, Context, Done, Machine, Next, Outcome, Spawn, s
 
 @dataclass
 class Note:
-    """A state that is as large as the variant wants it."""
+    """A state of the size that the variant asks for."""
 
     note: str = ""
 
@@ -42,7 +42,7 @@ class Count(Machine):
 
 
 class Timed(Machine, state=Note):
-    """One step, whose result is when it began, by the clock that all processes of a machine share."""
+    """One step; its result is its start, by the clock that all processes of a machine share."""
 
     @step
     async def start(self, ctx: Context[Note]) -> Done:
@@ -50,11 +50,13 @@ class Timed(Machine, state=Note):
 
 
 class Asked(Machine):
-    """Asks one question, or one per item; notes when it went on by the answer, if its resources are a dict."""
+    """Opens one interaction, or one per item; records when it continued after the reply, if its resources are a
+    dict.
+    """
 
     @dataclass
     class State:
-        transport: str = "inbox"
+        transport: str = "manual"
         items: int = 0
         note: str = ""
 
@@ -115,11 +117,11 @@ class Alarm(Machine, state=Note):
 
 
 class Hurried(Machine, state=Note):
-    """Asks what nobody answers within 200 ms; its result is the time of day at which it went on without an answer."""
+    """Opens an interaction that gets no reply within 200 ms; its result is the time of day at which it continued."""
 
     @step
     async def start(self, ctx: Context[Note]) -> Ask:
-        return Ask("inbox", {}, reply=bool, then=self.ring, timeout=timedelta(milliseconds=200))
+        return Ask("manual", {}, reply=bool, then=self.ring, timeout=timedelta(milliseconds=200))
 
     @step
     async def ring(self, ctx: Context[Note]) -> Done:

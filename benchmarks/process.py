@@ -1,4 +1,4 @@
-"""A worker in a process of its own: `python -m benchmarks.process URL`, or `… URL streams` for the pipelines.
+"""A worker in its own process: `python -m benchmarks.process URL`, or `… URL streams` for the pipelines.
 
 Prints a line of "steps committed, megabytes resident" every 50 ms, and ends with its standard input.
 """
@@ -22,14 +22,14 @@ STATM = Path("/proc/self/statm")
 
 
 def megabytes() -> float:
-    """What this process has in memory; where there is no /proc, the most it ever had."""
+    """The memory of this process; without /proc, the most it ever had."""
     if STATM.exists():
         return int(STATM.read_text().split()[1]) * resource.getpagesize() / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes
 
 
 def run_by(name: str) -> dict[str, Any]:
-    """What the worker runs; pipelines are only imported where they are run."""
+    """What the worker runs; pipelines are only imported if they are run."""
     return {"machines": machines.ALL} if name == "machines" else dict(import_module(f"benchmarks.{name}").engine())
 
 
@@ -39,7 +39,7 @@ async def main(url: str, name: str = "machines") -> None:
     reader.add_done_callback(lambda _: over.set())
     async with Engine(url, queues=QUEUES, **run_by(name)) as engine, engine.worker() as worker:
         while not over.is_set():
-            sys.stdout.write(f"{worker.tally.committed} {megabytes():.1f}\n")
+            sys.stdout.write(f"{worker.stats.committed} {megabytes():.1f}\n")
             sys.stdout.flush()
             await asyncio.sleep(EVERY)
 

@@ -1,4 +1,6 @@
-"""The other side of webhooks, as a process: says 202, then answers each question over HTTP. Prints its port."""
+"""The external system of webhooks, as a process: replies 202, then completes each interaction over HTTP. Prints its
+port.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import sys
 
 from aiohttp import ClientSession, TCPConnector, web
 
-CALLS = 50  # answers under way at a time
+CALLS = 50  # completions under way at a time
 
 
 async def main(token: str) -> None:

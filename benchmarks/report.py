@@ -1,4 +1,4 @@
-"""A run as a table for people and as JSON for programs."""
+"""A run as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _spread(spread: Spread) -> str:
 
 
 def number(value: float) -> str:
-    """A figure as a person reads it: no more digits than it has."""
+    """A figure for a reader: no more digits than it has."""
     for least, digits in ((1_000, -2), (100, 0), (10, 1)):
         if abs(value) >= least:
             return f"{round(value, digits):,.{max(0, digits)}f}"

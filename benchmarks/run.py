@@ -91,8 +91,9 @@ class Benchmark:
                     return await limit.insert_many(url, bench.size(20_000, 100), state)
 
     async def _measure(self, workload: Workload, variant: Variant) -> list[Figure]:
-        """Measure a workload, and its limits before it, between its repetitions and after it: on a machine that others
-        use too, the pace is another one every minute."""
+        """Measure a workload, and its limits before it, between its repetitions and after it: the speed of a shared
+        machine changes every minute.
+        """
         values: dict[str, list[float]] = {name: [] for name in workload.measures}
         limits: dict[LimitName, list[float]] = {name: [] for name in workload.limits}
         repeats = 1 if self._options.quick else workload.repeats

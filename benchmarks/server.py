@@ -1,4 +1,4 @@
-"""The Postgres of a run: an embedded one of its own, as durable as in production, or one that is named."""
+"""The Postgres of a run: its own embedded one, as durable as in production, or a given one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = (
 def own_server(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """The URL of a server that lives as long as the block, in a temporary folder; with other settings to try them."""
     home = Path(tempfile.mkdtemp(prefix="stepwell-bench-"))
-    home.chmod(0o755)  # for root the server is `nobody`, who has to pass; the cluster's own folder is private
+    home.chmod(0o755)  # for root the server is `nobody`, which has to pass; the cluster's own folder is private
     try:
         with EmbeddedServer(home / "postgres", settings=DURABLE | dict(settings)) as server:
             yield server.url()
@@ -36,7 +36,7 @@ def own_server(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[s
 
 @contextmanager
 def chosen(url: str | None, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """The URL that is given, or that of a server of our own."""
+    """The given URL, or that of our own server."""
     if url is not None:
         yield url
         return
@@ -47,7 +47,7 @@ def chosen(url: str | None, settings: Mapping[str, str] = MappingProxyType({})) 
 
 @asynccontextmanager
 async def fresh_database(server: str, like: str | None = None) -> AsyncIterator[str]:
-    """The URL of an empty database, or of a copy of one that nobody is connected to; dropped after the block."""
+    """The URL of an empty database, or of a copy of one without connections; dropped after the block."""
     name = f"stepwell_bench_{secrets.token_hex(6)}"
     template = "" if like is None else f" template {urlsplit(like).path.removeprefix('/')}"
     await query(server, f"create database {name}{template}")
@@ -58,7 +58,7 @@ async def fresh_database(server: str, like: str | None = None) -> AsyncIterator[
 
 
 async def settings(server: str) -> dict[str, str]:
-    """What the server says of itself."""
+    """Settings that the server reports."""
     asked = "select name, current_setting(name) as setting from pg_settings where name = any ($1)"
     rows = await query(server, asked, [list(SHOWN)])
     return {row["name"]: row["setting"] for row in rows}

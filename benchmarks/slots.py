@@ -1,9 +1,9 @@
 """`make slots`: an executing row that is its slot, beside a counter row; 8 connections want slots of one limit.
 
-Both take rows in batches, note that they begin, end them at once and take the next, through the store's own statements,
-and both wait for the disk before anything runs. Who finds nothing is told when somebody ends, or looks after 10 ms, as
-a worker is. The counter is at its best: all of the queue is under the one limit, so that it needs no line, and nobody
-dies, so that nothing has to be rebuilt.
+Both claim rows in batches, mark them started, end them at once and claim the next, through the store's own statements,
+and both wait for the disk before anything runs. A connection that finds nothing waits for an end, or 10 ms, as a
+worker does. The counter has its best case: the whole queue is under the one limit, so that it needs no wait queue, and
+no worker dies, so that nothing has to be rebuilt.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from benchmarks.growth.site import LABELS, MACHINE, QUEUE, STEP, done
 from benchmarks.loop import run
 from benchmarks.progress import say
 from stepwell import ConcurrencyLimit, Engine
-from stepwell._core.records import Claim
-from stepwell._store import flushes, instances, limits, slots, workers
-from stepwell._store.database import WORKER
-from stepwell._store.statements import statement
-from stepwell._store.workers import Place
+from stepwell._core.instance import Claim
+from stepwell._store import limits
+from stepwell._store.connection.pool import WORKER
+from stepwell._store.connection.sql_files import statement
+from stepwell._store.operations import commit
+from stepwell._store.operations.claim import ClaimRequest, claim_full, claim_slots
+from stepwell._store.registrations import workers
+from stepwell._store.registrations.workers import HostIdentity
 
 CONTENDERS = 8
-BATCH = 5  # rows that one asks for at a time, unless told otherwise
+BATCH = 5  # rows of one claim by default
 LIMIT = "hot"
-PATIENCE = 0.01  # seconds, after a look that found nothing, if nobody tells of an end
+PATIENCE = 0.01  # seconds, after a look that found nothing, without an end of others
 _FILL = """
 with filled as (
   insert into stepwell.instances
@@ -46,16 +49,22 @@ with filled as (
 )
 insert into stepwell.instance_data (id, state) select id, '{}' from filled
 """
-_COUNTER = "create table if not exists counters (key text primary key, n integer not null, taken integer not null)"
+_COUNTER = """
+create table if not exists public.counters (key text primary key, n integer not null, taken integer not null)
+"""
 _TAKE = """
-with was as (select key, n - taken as free from counters where key = $1 and taken < n for no key update)
-update counters c set taken = c.taken + least($2::integer, w.free) from was w where c.key = w.key
+with was as (select key, n - taken as free from public.counters where key = $1 and taken < n for no key update)
+update public.counters c set taken = c.taken + least($2::integer, w.free) from was w where c.key = w.key
 returning least($2::integer, w.free)
 """
+_RETURN = "update public.counters set taken = taken - $2 where key = $1"
 
 
 class Contender:
-    """One connection as a worker has it, which does for a database of one connection."""
+    """One connection as a worker has it, in place of a database of one connection."""
+
+    schema = "stepwell"
+    era = 0  # its server is never failed over
 
     def __init__(self, connection: asyncpg.Connection, batch: int = BATCH) -> None:
         self.connection = connection
@@ -69,6 +78,10 @@ class Contender:
     async def run(self, sql: str) -> None:
         await self.connection.execute(sql)
 
+    def check_era(self, era: int) -> None:
+        if era != self.era:
+            raise ValueError(f"era {era} on the one connection of era {self.era}")
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
         async with self.connection.transaction():
@@ -76,7 +89,7 @@ class Contender:
 
 
 class Shape(Protocol):
-    """A way to keep count of slots."""
+    """A way to count slots."""
 
     name: str
 
@@ -85,26 +98,30 @@ class Shape(Protocol):
     async def take(self, by: Any) -> Sequence[Claim]: ...
 
     async def end(self, by: Any, claims: Sequence[Claim]) -> set[int]:
-        """End them; returns the ids of those that somebody does not just look at, and holds locked."""
+        """End them; returns the ids of rows that were locked by others."""
         ...
 
 
+def _request(by: Any, limit: int) -> ClaimRequest:
+    return ClaimRequest(worker_id=by.worker, queue=QUEUE, limit=limit, labels=LABELS)
+
+
 class Rows:
-    """Ours: one statement claims what finds a slot and puts the others aside, and one lets the next go after an end."""
+    """Ours: one statement claims rows with a slot and puts the others on hold, and one admits the next after an end."""
 
     name = "an executing row is its slot"
 
     async def prepare(self, connection: asyncpg.Connection, instances: int, slots: int) -> None:
-        await limits.introduce(Contender(connection), [ConcurrencyLimit(LIMIT, slots)])
+        await limits.declare_missing(Contender(connection), [ConcurrencyLimit(LIMIT, slots)])
         await connection.execute(_FILL, MACHINE, STEP, QUEUE, LIMIT, instances)
 
     async def take(self, by: Any) -> Sequence[Claim]:
-        answer = await slots.claim(by, by.worker, QUEUE, by.batch, LABELS, [])
+        answer = await claim_slots(by, _request(by, by.batch))
         return [] if answer is None else answer.claims
 
     async def end(self, by: Any, claims: Sequence[Claim]) -> set[int]:
-        flushed = await flushes.flush(by, [done(claim) for claim in claims], barely=True)
-        await slots.let_go(by, flushed.slots)
+        flushed = await commit.commit(by, [done(claim) for claim in claims], commit.CommitPaths())
+        await limits.admit_waiting(by, flushed.slots)
         return {claim.id for claim in claims} if flushed.is_as_meant else {row.id for row in flushed.committed}
 
 
@@ -115,7 +132,7 @@ class Counter:
 
     async def prepare(self, connection: asyncpg.Connection, instances: int, slots: int) -> None:
         await connection.execute(_COUNTER)
-        await connection.execute("insert into counters values ($1, $2, 0)", LIMIT, slots)
+        await connection.execute("insert into public.counters values ($1, $2, 0)", LIMIT, slots)
         await connection.execute(_FILL, MACHINE, STEP, QUEUE, None, instances)
 
     async def take(self, by: Any) -> Sequence[Claim]:
@@ -123,24 +140,22 @@ class Counter:
             granted = await by.connection.fetchval(_TAKE, LIMIT, by.batch)
             if granted is None:
                 return []
-            claims = (await instances.claim(by, by.worker, QUEUE, granted, LABELS)).claims
+            claims = (await claim_full(by, _request(by, granted))).claims
             if len(claims) < granted:
-                await by.connection.execute(
-                    "update counters set taken = taken - $2 where key = $1", LIMIT, granted - len(claims)
-                )
-            await by.run("set local synchronous_commit = on")  # who lost it in a crash would let one too many in
+                await by.connection.execute(_RETURN, LIMIT, granted - len(claims))
+            await by.run("set local synchronous_commit = on")  # a count that a crash loses would admit one too many
             return claims
 
     async def end(self, by: Any, claims: Sequence[Claim]) -> set[int]:
         async with by.transaction():
-            ended = {row.id for row in (await flushes.write(by, [done(claim) for claim in claims])).committed}
-            await by.connection.execute("update counters set taken = taken - $2 where key = $1", LIMIT, len(ended))
+            ended = {row.id for row in (await commit.write(by, [done(claim) for claim in claims])).committed}
+            await by.connection.execute(_RETURN, LIMIT, len(ended))
             return ended
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one run took: admissions a second; microseconds of the server and of Python, and looks in vain, for each."""
+    """One run: admissions per second; microseconds of the server and of Python, and vain looks, for each."""
 
     pace: float
     server: float
@@ -154,12 +169,12 @@ class Figure:
 
 
 class Passing:
-    """So many instances passed through the limit by all contenders together."""
+    """The instances that all contenders together pass through the limit."""
 
     def __init__(self, shape: Shape, number: int) -> None:
         self._shape = shape
         self._left = number
-        self._told = asyncio.Event()  # of an end
+        self._has_ended = asyncio.Event()  # of an end
 
     async def contend(self, by: Contender) -> None:
         """Take, end, and take again, until none is left."""
@@ -168,18 +183,15 @@ class Passing:
             if not claims:
                 by.in_vain += 1
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._told.wait(), PATIENCE)
+                    await asyncio.wait_for(self._has_ended.wait(), PATIENCE)
                 continue
-            await workers.begin(
-                by, by.worker, claims[-1].claimed_at, [], [claim.id for claim in claims],
-                by_limits=claims[0].needs is not None,
-            )  # fmt: skip
+            await workers.mark_started(by, claims[-1].claimed_at, [], claims)
             while claims:
                 ended = await self._shape.end(by, claims)
                 self._left -= len(ended)
                 claims = [claim for claim in claims if claim.id not in ended]
-            told, self._told = self._told, asyncio.Event()
-            told.set()
+            ended_since, self._has_ended = self._has_ended, asyncio.Event()
+            ended_since.set()
 
 
 async def measure(url: str, shape: Shape, number: int, slots: int, batch: int = BATCH) -> Figure:
@@ -197,7 +209,7 @@ async def measure(url: str, shape: Shape, number: int, slots: int, batch: int = 
         used = sum(map(nanoseconds, pids)) - server_before
         ended = await observer.fetchval("select count(*) from stepwell.instances where status = 'done'")
     if ended != number:
-        raise RuntimeError(f"{ended} instances are done, and not {number}")
+        raise RuntimeError(f"{ended} instances are done instead of {number}")
     in_vain = sum(contender.in_vain for contender in contenders)
     return Figure(number / wall, used / 1e3 / number, python * 1e6 / number, in_vain / number)
 
@@ -205,14 +217,14 @@ async def measure(url: str, shape: Shape, number: int, slots: int, batch: int = 
 async def _contender(url: str, stack: AsyncExitStack, batch: int) -> Contender:
     contender = Contender(await asyncpg.connect(url, server_settings=WORKER), batch)
     stack.push_async_callback(contender.connection.close)
-    place = Place("slots", "boot", 1, "process")
-    contender.worker = await workers.register(contender, place, "0", {QUEUE: batch}, LABELS, timedelta(days=1))
+    place = HostIdentity("slots", "boot", 1, "process")
+    contender.worker = (await workers.register(contender, place, "0", {QUEUE: batch}, LABELS, timedelta(days=1))).id
     return contender
 
 
 async def compare(url: str, *, number: int, rounds: int, batch: int) -> None:
-    """Measure both by turns, with room for all and with room for a fifth of them; then a table."""
-    say("| slots | | admissions/s | server, µs each | Python, µs each | looks in vain, each |")
+    """Measure both in turns, with room for all and with room for a fifth of them; then a table."""
+    say("| slots | | admissions/s | server, µs each | Python, µs each | vain looks, each |")
     say("|--:|---|--:|--:|--:|--:|")
     async with server.fresh_database(url) as migrated:
         engine = Engine(migrated)
@@ -231,7 +243,7 @@ async def compare(url: str, *, number: int, rounds: int, batch: int) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make slots", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    parser.add_argument("--batch", type=int, default=BATCH, help="rows that one asks for at a time")
+    parser.add_argument("--batch", type=int, default=BATCH, help="rows of one claim")
     parser.add_argument("--url", help="a Postgres to use instead of one of our own, on this machine")
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     with server.chosen(options.url) as url:

@@ -1,4 +1,4 @@
-"""Pipelines over a file of rows, and the transport over which one of them asks: it sends nowhere and answers itself."""
+"""Pipelines over a file of rows, and the transport of one of them, which sends nothing and completes at once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Taxed(msgspec.Struct, frozen=True):
-    """What a row becomes."""
+    """A row with its tax."""
 
     number: int
     cents: int
 
 
 def write_file(path: Path, rows: int) -> int:
-    """A file of so many rows; returns the sum of what they come to."""
+    """Write a file of rows; returns the sum of their results."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows((number, f"customer {number:08}", number % 10_000) for number in range(rows))
     return sum(taxed(number % 10_000) for number in range(rows))
@@ -82,7 +82,7 @@ async def write(rows: AsyncIterator[Taxed]) -> int:
 
 
 class Null(Transport):
-    """Sends nowhere, and answers each question at once: the window moves as fast as the engine lets it."""
+    """Sends nothing, and completes each interaction at once: the window moves as fast as the engine lets it."""
 
     name = "null"
     max_in_flight = WINDOW
@@ -100,7 +100,7 @@ class Null(Transport):
         while True:
             asked = await self._asked.get()
             reply = {"number": asked.request["number"], "cents": taxed(asked.request["cents"])}
-            with suppress(CompletionRefused):  # it was sent twice, and is answered
+            with suppress(CompletionRefused):  # it was sent twice, and is completed
                 await admit(Answer(interaction=asked.interaction_id, reply=reply))
 
 

@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 class Taken(ABC):
     """What the reports of all benchmarks share; each adds its figures."""
 
-    kind: ClassVar[str] = ""  # what the name of its file begins with
+    kind: ClassVar[str] = ""  # the beginning of its file's name
 
     began: datetime
     command: str
@@ -31,7 +31,7 @@ class Taken(ABC):
     server: Mapping[str, str]
 
     def where(self, workload: str | None = None) -> list[str]:
-        """Three lines for people."""
+        """Three lines for a reader."""
         shown = ", ".join(f"{name} {value}" for name, value in versions().items() if value)
         server = ", ".join(f"{name} {value}" for name, value in self.server.items() if name != "server_version")
         return [
@@ -81,7 +81,7 @@ def _commit() -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    described = subprocess.run(  # noqa: S603 - no word of it comes from outside
+    described = subprocess.run(  # noqa: S603 - fixed arguments
         [git, "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
     )
     return described.stdout.strip() or None

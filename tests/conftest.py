@@ -12,9 +12,15 @@ import pytest
 
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing import Harness
-from stepwell.testing.keeper import SERVER_SETTINGS, close_keepers
+from stepwell.testing.database_pool import SERVER_SETTINGS, close_pools
+from tests.support.budgets import Budgets
 
 MakeHarness = Callable[..., Awaitable[Harness]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # with xdist, the process that gathers all reports
+        config.pluginmanager.register(Budgets(), "budgets")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,11 +28,11 @@ def _server() -> Iterator[None]:
     """Keep the embedded server up for the whole session; every harness joins and leaves it."""
     if os.environ.get("STEPWELL_TEST_DATABASE_URL"):
         yield
-        close_keepers()
+        close_pools()
         return
     with EmbeddedServer(data_home() / "testing-18", settings=SERVER_SETTINGS):
         yield
-        close_keepers()
+        close_pools()
 
 
 @pytest.fixture(autouse=True)

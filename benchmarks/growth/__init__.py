@@ -1,1 +1,1 @@
-"""What claiming and committing 100 rows costs the server, whatever lies around them: `make growth`."""
+"""What claiming and committing 100 rows costs the server, whatever other rows there are: `make growth`."""

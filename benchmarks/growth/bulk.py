@@ -1,4 +1,4 @@
-"""Many at once, through the engine's own doors and at its default settings: `start_many`, and a spawn to its join."""
+"""Bulk calls through the engine's API at its default settings: `start_many`, and a spawn to its join."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ async def _server(url: str) -> float:
 
 
 def _most_memory() -> float:
-    """The most that this process ever had, in megabytes."""
+    """The most memory that this process ever had, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

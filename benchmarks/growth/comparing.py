@@ -1,4 +1,4 @@
-"""A scenario beside its empty case: two databases, filled, and measured by turns."""
+"""A scenario beside its empty case: two databases, filled, and measured in turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepwell import Engine
 
 NORMAL = Sizes(rounds=25, warm_ups=5, turns=BATCH)
 QUICK = Sizes(rounds=1, warm_ups=1, turns=3, divisor=1_000)
-SCHEDSTAT = Path("/proc/self/schedstat")  # only Linux says what a process took of a core
+SCHEDSTAT = Path("/proc/self/schedstat")  # only Linux reports a process's time on a core
 
 
 @asynccontextmanager
@@ -44,8 +44,8 @@ async def compare(
         if sizes.divisor == 1:
             await around.observer.execute("checkpoint")
         for site in (alone, around):
-            await site.meter.meet()
-        # By turns, so that what else the machine does meets both.
+            await site.meter.find_backend()
+        # In turns, so that other work of the machine affects both.
         times = sizes.of_turns if scenario.is_turns else sizes
         number = times.warm_ups + times.rounds
         rounds = [(await _once(scenario, sizes, alone), await _once(scenario, sizes, around)) for _ in range(number)]

@@ -29,7 +29,7 @@ from generate_series($1::bigint, $2::bigint) as n
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the rows of a fill are like, in SQL."""
+    """The rows of a fill, in SQL."""
 
     status: str = "runnable"
     priority: int = 0
@@ -55,7 +55,7 @@ class Kind:
 
 
 async def fill(url: str, kind: Kind, rows: int) -> None:
-    """Add so many rows of a kind to a site's database."""
+    """Add rows of a kind to a site's database."""
     connection = await asyncpg.connect(url)
     try:
         first = 1 + int(await connection.fetchval("select coalesce(max(id), 0) from stepwell.instances"))

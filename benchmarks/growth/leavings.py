@@ -1,4 +1,4 @@
-"""What a step leaves behind: bytes of WAL, row versions that a vacuum has to clear, and those that it has not to."""
+"""What a step leaves behind: bytes of WAL, row versions that a vacuum has to remove, and heap-only updates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Leaving:
 
 
 async def leavings(site: Site, rows: int) -> list[Leaving]:
-    """Of instances with one step, and of some whose steps run ahead."""
+    """Of instances with one step, and of some with steps that run ahead."""
     return [
         await _leaving("of an instance of one step", site, rows, 1),
         await _leaving(f"that runs ahead, of an instance of {STEPS}", site, rows, STEPS),
@@ -47,7 +47,7 @@ async def _leaving(label: str, site: Site, rows: int, steps: int) -> Leaving:
     wal = await site.observer.fetchval("select pg_current_wal_insert_lsn()::text")
     await site.work(rows, min(rows, BATCH), steps)
     bytes_ = await site.observer.fetchval("select pg_current_wal_insert_lsn() - $1::text::pg_lsn", wal)
-    await site.meter.tell()
+    await site.meter.flush_counters()
     counted = await site.observer.fetchrow(_COUNTED)
     updated, hot = counted["updated"] - before["updated"], counted["hot"] - before["hot"]
     done = rows * steps

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import asyncpg
 
-from stepwell._store.database import Database
+from stepwell._store.connection.pool import Database
 
 # Of this backend alone, and of tables and indexes only. Postgres counts it for each backend since version 18.
 _BUFFERS = "select sum(hits + coalesce(reads, 0))::bigint from pg_stat_get_backend_io($1) where object = 'relation'"
@@ -23,7 +23,7 @@ select pid from pg_stat_activity where datname = current_database() and applicat
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something took: milliseconds on a core, milliseconds of waiting for it, buffers."""
+    """A cost: milliseconds on a core, milliseconds of waiting for it, buffers."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -43,23 +43,23 @@ class Cost:
 
 
 class Meter:
-    """Looks at the one connection of a database, from another one."""
+    """Observes the one connection of a database, from another one."""
 
     def __init__(self, database: Database, observer: asyncpg.Connection) -> None:
         self._database = database
         self._observer = observer
         self._pid = 0
-        self.cost = Cost()  # of the last block that was measured
+        self.cost = Cost()  # of the last measured block
 
-    async def meet(self) -> None:
-        """Find out which backend it is now: a pool gives up what was idle for minutes, while much is filled in."""
-        await self.tell()
+    async def find_backend(self) -> None:
+        """Find out the present backend: a pool closes a connection that was idle for minutes, such as during a fill."""
+        await self.flush_counters()
         [row] = await self._observer.fetch(_WORKER)
         self._pid = row["pid"]
 
     @asynccontextmanager
     async def measured(self) -> AsyncIterator[None]:
-        """Measure what is done in the block, into `cost`."""
+        """Measure the block, into `cost`."""
         buffers, before, began = await self._buffers(), nanoseconds(self._pid), perf_counter()
         yield
         wall = perf_counter() - began
@@ -67,15 +67,15 @@ class Meter:
         self.cost = Cost(used / 1e6, wall * 1e3, await self._buffers() - buffers)
 
     async def _buffers(self) -> int:
-        await self.tell()
+        await self.flush_counters()
         return int(await self._observer.fetchval(_BUFFERS, self._pid) or 0)
 
-    async def tell(self) -> None:
-        """Let the backend tell what it has counted: it does so once a second at most, unless it is asked to."""
+    async def flush_counters(self) -> None:
+        """Let the backend publish its counters: without a request it does so once a second at most."""
         async with self._database.transaction() as session:
             await session.run("select pg_stat_force_next_flush()")
 
 
 def nanoseconds(pid: int) -> int:
-    """On a core so far, from the scheduler's own count: the clock ticks of `stat` are longer than a claim."""
+    """Time on a core so far, from the scheduler's own count: the clock ticks of `stat` are longer than a claim."""
     return int(Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()[0])

@@ -1,4 +1,4 @@
-"""The costs as a table for people and as JSON for programs."""
+"""The costs as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Figure:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether neither the core nor the buffers are above what is allowed; None if nothing is said."""
+        """Whether neither the core nor the buffers are above the bound; None if there is none."""
         return None if self.most is None else max(self.cpu, self.buffers) <= self.most
 
 

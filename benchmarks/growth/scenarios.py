@@ -1,4 +1,4 @@
-"""What lies around the 100 rows, by name: each fills one database, and another one with as little as its work needs."""
+"""The rows around the 100, by name: each fills one database, and another one with as little as its work needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import asyncpg
 from benchmarks.growth.fills import Kind, fill
 from benchmarks.growth.site import BATCH, LABELS, MACHINE, QUEUE, STEP, Site
 from stepwell import Context, Done, Engine, Machine, step
-from stepwell._core.commits import Commit
-from stepwell._core.entries import NewInstance
+from stepwell._core.commit import Commit
+from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances
+from stepwell._store.operations.claim import ClaimRequest, claim_full
+from stepwell._store.operations.commit import CommitPaths, commit
 
 MOST = 1.3  # times the empty case
 SHIFT = 5_000  # rows worked between two looks at the clock
@@ -23,11 +24,11 @@ SHIFT = 5_000  # rows worked between two looks at the clock
 
 @dataclass
 class Nothing:
-    """No state to speak of."""
+    """An empty state."""
 
 
 class Order(Machine, name=MACHINE, initial=STEP, state=Nothing):
-    """What the rows are instances of; no worker runs it, its rows are claimed and committed by hand."""
+    """The machine of the rows; no worker runs it, its rows are claimed and committed through the store."""
 
     @step
     async def ship(self, ctx: Context[Nothing]) -> Done:
@@ -36,13 +37,13 @@ class Order(Machine, name=MACHINE, initial=STEP, state=Nothing):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large this run is."""
+    """The size of this run."""
 
     rounds: int  # measured
     warm_ups: int
     turns: int  # of a key in one round
-    divisor: int = 1  # of all that lies around
-    minutes: float = 0.0  # that a transaction is held open; 0: for so many steps instead
+    divisor: int = 1  # of all other rows
+    minutes: float = 0.0  # that a transaction is held open; 0: for a number of steps instead
 
     @property
     def supply(self) -> int:
@@ -63,7 +64,7 @@ Fill = Callable[[Site, Sizes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A surrounding: what is filled in, against what, and how much dearer it may make the rows."""
+    """One case: what is filled in, against what, and how much more the rows may cost."""
 
     name: str
     label: str
@@ -75,13 +76,13 @@ class Scenario:
 
 
 async def supply(site: Site, sizes: Sizes) -> None:
-    """Nothing but the rows of the rounds."""
+    """Only the rows of the rounds."""
     await fill(site.url, Kind(), sizes.supply)
     await site.vacuum()
 
 
 def beside(kind: Kind, rows: int, *others: Kind) -> Fill:
-    """So many rows of each of some kinds, most of them written before those of the rounds."""
+    """Rows of each of some kinds, most of them written before those of the rounds."""
 
     async def around(site: Site, sizes: Sizes) -> None:
         for each in (kind, *others):
@@ -93,25 +94,27 @@ def beside(kind: Kind, rows: int, *others: Kind) -> Fill:
 
 
 async def start_many(site: Site, number: int) -> None:
-    """Through the engine's door; nobody has vacuumed or analyzed since."""
+    """Through the engine's API; nothing has been vacuumed or analyzed since."""
     engine = Engine(site.url, machines=[Order])
     async with engine:
         await engine.start_many([Order.child({})] * number)
 
 
 async def spawn(site: Site, parents: int, children: int) -> None:
-    """Parents whose commits bring their children, in the worker's own way; each in a transaction of its own."""
+    """Parents with commits that insert their children, in the worker's own way; each in its own transaction."""
     await fill(site.url, Kind(), parents)
     child = NewInstance(
         machine=MACHINE, version=1, step=STEP, queue=QUEUE, priority=0, delay=None, at=None, tenant="",
         concurrency_key=None, state="{}",
     )  # fmt: skip
-    claimed = await instances.claim(site.database, site.worker, QUEUE, parents, LABELS)
+    claimed = await claim_full(
+        site.database, ClaimRequest(worker_id=site.worker, queue=QUEUE, limit=parents, labels=LABELS)
+    )
     for claim in claimed.claims:
         spawned = Commit(
             claim=claim, status=Status.AWAITING_CHILDREN, step=STEP, version=1, attempt=0, children=(child,) * children
         )
-        await flushes.flush(site.database, [spawned])
+        await commit(site.database, [spawned], CommitPaths())
 
 
 async def executing(site: Site, sizes: Sizes) -> None:
@@ -120,7 +123,7 @@ async def executing(site: Site, sizes: Sizes) -> None:
 
 
 async def behind_key(site: Site, rows: int) -> None:
-    """A line behind one key, whose first may go."""
+    """A wait queue behind one key; its first row may be admitted."""
     hot = Kind(key="'hot'")
     await fill(site.url, hot, 1)
     await fill(site.url, replace(hot, hold="'key'"), rows)
@@ -136,7 +139,7 @@ async def worked(site: Site, sizes: Sizes) -> None:
 
 
 async def worked_for(site: Site, sizes: Sizes) -> None:
-    """The same; if minutes are given, for so long."""
+    """The same; if minutes are given, for that long."""
     if not sizes.minutes:
         await worked(site, sizes)
         return
@@ -149,7 +152,7 @@ async def worked_for(site: Site, sizes: Sizes) -> None:
 
 @asynccontextmanager
 async def held_open(url: str) -> AsyncIterator[None]:
-    """A transaction somewhere in the same database that has taken its snapshot, and stays."""
+    """Hold a transaction in the same database that has taken its snapshot."""
     connection = await asyncpg.connect(url)
     transaction = connection.transaction(isolation="repeatable_read")
     await transaction.start()
@@ -172,7 +175,7 @@ ALL = {
                  lambda site, sizes: spawn(site, 1, sizes.rows(10_000) + sizes.supply),
                  lambda site, sizes: spawn(site, sizes.supply // BATCH, BATCH)),
         Scenario("behind_key", "100,000 behind one busy key, at an urgent priority", beside(HOT, 100_000), supply),
-        Scenario("key_turns", "100 turns of that key itself, against a short line",
+        Scenario("key_turns", "100 turns of that key itself, against a short wait queue",
                  lambda site, sizes: behind_key(site, sizes.rows(100_000) + sizes.supply),
                  lambda site, sizes: behind_key(site, sizes.supply), is_turns=True),
         Scenario("behind_limits", "50,000 behind one limit and 50,000 behind one rate, at an urgent priority",

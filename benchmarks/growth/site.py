@@ -1,4 +1,4 @@
-"""A database with one worker's connection on it, that claims and commits batches as a worker does."""
+"""A database with one worker's connection, which claims and commits batches as a worker does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from datetime import timedelta
 import asyncpg
 
 from benchmarks.growth.meter import Cost, Meter
-from stepwell._core.commits import Commit
-from stepwell._core.records import Claim
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances, shortcuts, workers
-from stepwell._store.database import WORKER, Database
-from stepwell._store.workers import Place
+from stepwell._store.connection.pool import WORKER, Database
+from stepwell._store.operations.claim import ClaimPaths, ClaimRequest, claim
+from stepwell._store.operations.commit import CommitPaths, commit
+from stepwell._store.registrations import workers
+from stepwell._store.registrations.workers import HostIdentity
 
 BATCH = 100
 QUEUE = "default"
@@ -26,7 +28,7 @@ TABLES = ("instances", "instance_data", "signals", "workers")
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of claiming, beginning and committing took."""
+    """What one round of claiming, marking started and committing took."""
 
     claim: Cost
     begin: Cost
@@ -47,17 +49,18 @@ class Site:
         self.worker = worker
         self.worked = 0  # steps of `work` since it was emptied
         self.meter = meter
-        self._is_bare = True  # what waits needs nothing but a worker, as far as is known
+        self._claim_paths = ClaimPaths()
+        self._commit_paths = CommitPaths()
 
     async def round(self, batch: int = BATCH) -> Round:
-        """Claim a batch, begin it, commit it as done: through the statements and calls of a worker."""
+        """Claim a batch, mark it started, commit it as done: through the statements and calls of a worker."""
         async with self.meter.measured():
             claims = await self._claim(batch)
         claim = self.meter.cost
         if len(claims) != batch:
-            raise RuntimeError(f"{len(claims)} rows were claimed, and not {batch}")
+            raise RuntimeError(f"{len(claims)} rows were claimed instead of {batch}")
         async with self.meter.measured():
-            await workers.begin(self.database, self.worker, claims[-1].claimed_at, [], [c.id for c in claims])
+            await workers.mark_started(self.database, claims[-1].claimed_at, [], claims)
         begin = self.meter.cost
         async with self.meter.measured():
             await self._commit([done(claim) for claim in claims])
@@ -72,43 +75,38 @@ class Site:
         )  # fmt: skip
 
     async def work(self, rows: int, batch: int = 500, steps: int = 1) -> None:
-        """Claim and commit so many rows, unmeasured; with more than one step, the others run ahead."""
+        """Claim and commit rows, unmeasured; with more than one step, the others run ahead."""
         for begun in range(0, rows, batch):
             wanted = min(batch, rows - begun)
             claims = await self._claim(wanted)
-            await workers.begin(self.database, self.worker, claims[-1].claimed_at, [], [claim.id for claim in claims])
+            await workers.mark_started(self.database, claims[-1].claimed_at, [], claims)
             for left in range(steps - 1, 0, -1):
-                commits = [goes_on(claim, left) for claim in claims]
+                commits = [next_commit(claim, left) for claim in claims]
                 await self._commit(commits)
                 claims = [commit.continues_as for commit in commits]
             await self._commit([done(claim) for claim in claims])
             self.worked += wanted * steps
 
     async def _claim(self, batch: int) -> list[Claim]:
-        """As a worker does: the short way, while that finds something."""
-        if self._is_bare:
-            claims, _ = await shortcuts.claim_bare(self.database, self.worker, QUEUE, batch, LABELS, [])
-            if claims:
-                return claims
-        claimed = await instances.claim(self.database, self.worker, QUEUE, batch, LABELS)
-        self._is_bare = claimed.is_bare
-        return claimed.claims
+        """As a worker does."""
+        wanted = ClaimRequest(worker_id=self.worker, queue=QUEUE, limit=batch, labels=LABELS)
+        return (await claim(self.database, wanted, self._claim_paths)).claims
 
     async def _commit(self, commits: list[Commit]) -> None:
-        """As a worker does: the short way for what is bare."""
-        barely = all(commit.is_bare for commit in commits)
-        flushed = await flushes.flush(self.database, commits, barely=barely)
+        """As a worker does: the fast path for simple rows."""
+        flushed = await commit(self.database, commits, self._commit_paths)
         if not flushed.is_as_meant and len(flushed.committed) != len(commits):
-            raise RuntimeError(f"{len(flushed.committed)} rows were committed, and not {len(commits)}")
+            raise RuntimeError(f"{len(flushed.committed)} rows were committed instead of {len(commits)}")
 
     async def empty(self) -> None:
-        """Begin anew."""
+        """Remove all rows."""
         self.worked = 0
-        self._is_bare = True
+        self._claim_paths = ClaimPaths()
+        self._commit_paths = CommitPaths()
         await self.observer.execute("truncate stepwell.instances, stepwell.instance_data, stepwell.signals")
 
     async def vacuum(self) -> None:
-        """As autovacuum would; it is off here, so that nothing happens by chance."""
+        """As autovacuum would; it is off here, so that it cannot run at random moments."""
         await self.observer.execute(f"vacuum (analyze) {', '.join(f'stepwell.{table}' for table in TABLES)}")
 
 
@@ -118,7 +116,7 @@ def done(claim: Claim) -> Commit:
     )
 
 
-def goes_on(claim: Claim, left: int) -> Commit:
+def next_commit(claim: Claim, left: int) -> Commit:
     """To the same step once more, on the same claim, with a new state."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=0, goes_on=True,
@@ -134,8 +132,8 @@ async def opened(url: str) -> AsyncIterator[Site]:
         for table in TABLES:
             await observer.execute(f"alter table stepwell.{table} set (autovacuum_enabled = off)")
         async with Database(url, session=WORKER, most=1) as database:
-            place = Place("growth", "boot", 1, "process")
-            worker = await workers.register(database, place, "0", {QUEUE: BATCH}, LABELS, timedelta(days=1))
+            place = HostIdentity("growth", "boot", 1, "process")
+            worker = (await workers.register(database, place, "0", {QUEUE: BATCH}, LABELS, timedelta(days=1))).id
             yield Site(url, database, observer, Meter(database, observer), worker)
     finally:
         await observer.close()

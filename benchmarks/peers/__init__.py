@@ -1,1 +1,1 @@
-"""Other systems beside Stepwell: the same workloads, the same server, each in a virtual environment of its own."""
+"""Other systems beside Stepwell: the same workloads, the same server, each in its own virtual environment."""

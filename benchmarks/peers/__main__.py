@@ -1,6 +1,6 @@
 """`make bench-peers`: the limit, every workload of every system in turn, the limit again; then a table to paste.
 
-The repetitions go round: each system has one of each before any has the second, so that a noisy minute hits all alike.
+The repetitions alternate: each system runs one before any runs the second, so that a noisy minute affects all alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.report import number
 REPEATS = 3
 MINUTE = 60.0
 CUT_OFF = 60.0  # seconds that a repetition may take
-BUDGET = 17 * MINUTE  # of all repetitions; a machine that is too slow for three has fewer
+BUDGET = 17 * MINUTE  # of all repetitions; a machine that is too slow for three runs fewer
 WORKLOADS = tuple(dict.fromkeys(row.workload for row in ROWS))
 LIMITS: tuple[LimitName, ...] = ("steps", "inserts", "bulk inserts")
 
@@ -91,13 +91,13 @@ class Run:
     async def _measure(self, python: Path, system: str, workload: str, repeat: int) -> None:
         known = self._answers[system, workload]
         if known and not known[-1].values:
-            return  # it has no such thing, or was cut off and would be again
+            return  # it is missing there, or was cut off and would be again
         async with server.fresh_database(self._url) as url:
             known.append(await measure(self._command(python, system, url, workload), CUT_OFF))
         say(f"{self._clock()} {workload}, {repeat + 1}, {system}: {shown(known[-1])}")
 
     async def _idle(self, pythons: dict[str, Path]) -> None:
-        """All at once: an idle one disturbs nobody."""
+        """All at once: an idle system disturbs no other."""
         chosen = [
             (system, workload) for system in self._systems for workload in ("idle", "fast_idle")
             if workload in self._options.only

@@ -1,4 +1,4 @@
-"""The process of one system that measures one workload: its answer, or why there is none."""
+"""The process of one system that measures one workload: its values, or why there are none."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TAIL = 400  # characters of what it wrote to standard error, if it failed
+TAIL = 400  # characters of its standard error, if it failed
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process found. Without values it says why: the system has no such thing, or it failed."""
+    """What one process found. Without values it says why: the system lacks the feature, or it failed."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
@@ -30,7 +30,7 @@ class Answer:
 
 
 async def measure(command: Sequence[str], seconds: float) -> Answer:
-    """Run it to its end, or for so long at most."""
+    """Run it to its end, or for `seconds` at most."""
     async with started(command) as process:
         try:
             async with asyncio.timeout(seconds):
@@ -55,7 +55,7 @@ async def started(command: Sequence[str]) -> AsyncIterator[Process]:
 
 
 async def ended(process: Process) -> tuple[bytes, bytes]:
-    """What it wrote, once it has ended; its standard input is over."""
+    """What it wrote, once it has ended; its standard input is closed."""
     if process.stdin is not None:
         process.stdin.close()
     return await process.communicate()

@@ -1,4 +1,4 @@
-"""Questions to the database that are the harness's own, through whichever driver the environment has."""
+"""The harness's own queries, through the driver of the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Asker:
-    """One connection of its own, opened with the first question."""
+    """Its own connection, opened with the first query."""
 
     def __init__(self, url: str) -> None:
         self._url = url

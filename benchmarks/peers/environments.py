@@ -24,13 +24,13 @@ SYSTEMS = (OURS, *REQUIREMENTS)
 
 
 def pythons_of(systems: Sequence[str], say: Callable[[str], None]) -> dict[str, Path]:
-    """The Python that runs each system; one that can not be installed is left out."""
+    """The Python that runs each system; one that cannot be installed is left out."""
     found = {}
     for system in systems:
         try:
             found[system] = python_of(system, say)
         except subprocess.CalledProcessError:
-            say(f"{system} can not be installed, and is left out")
+            say(f"{system} cannot be installed, and is left out")
     return found
 
 
@@ -46,6 +46,6 @@ def python_of(system: str, say: Callable[[str], None]) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*pip, *REQUIREMENTS[system]], check=True)  # noqa: S603 - the requirements above, nothing else
+        subprocess.run([*pip, *REQUIREMENTS[system]], check=True)  # noqa: S603 - only the requirements above
         stamp.write_text(wanted, "utf-8")
     return python

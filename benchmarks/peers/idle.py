@@ -11,16 +11,16 @@ from urllib.parse import urlsplit, urlunsplit
 from benchmarks.bench import query
 from benchmarks.peers.child import Answer, ended, read, started, until_ready
 
-LOGGED = {"log_line_prefix": "%d|"}  # the server's log says of each line in which database it was
+LOGGED = {"log_line_prefix": "%d|"}  # the server's log names the database in each line
 LOG = "server.log"  # in the folder of the embedded cluster
 MINUTE = 60.0
 
 
 async def count_statements(url: str, command: Sequence[str], seconds: float, patience: float) -> Answer:
-    """The answer of a system whose worker has nothing to do, with the statements of so many seconds."""
+    """The answer of a system with an idle worker, with its statements in that many seconds."""
     parts = urlsplit(url)
     database = parts.path.removeprefix("/")
-    elsewhere = urlunsplit(parts._replace(path="/postgres"))  # our own questions are not to be counted
+    elsewhere = urlunsplit(parts._replace(path="/postgres"))  # our own queries must not be counted
     await query(url, f"alter database {database} set log_statement = 'all'")
     async with started(command) as process:
         try:

@@ -1,4 +1,4 @@
-"""A run beside others: a table for people, the settings and footnotes under it, and JSON for programs."""
+"""A run beside others: a table, the settings and footnotes under it, and JSON."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Comparison(Taken):
         return choose(figures, key=lambda system: figures[system]) if len(figures) > 1 else None
 
     def _lost(self) -> list[str]:
-        """The rows in which another one is better than we are."""
+        """The rows in which another system is better."""
         lines = []
         for row in self._measured():
             best, ours = self._best(row), self.figure(row, OURS)

@@ -1,7 +1,7 @@
 """The workloads and their clocks, the same for every system: the part of the harness that runs in its process.
 
-A rate counts from the moment the first step began to the moment the last one is finished in the tables, so that neither
-the start of a worker nor what it keeps in memory counts.
+A rate counts from the moment the first step began to the moment the last one is finished in the tables, so that
+neither the start of a worker nor what it keeps in memory counts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks.peers.contract import IDLE, LOOK_EVERY, Missing, System, say
 
 TASKS = 10
 WARM = 20
-PAUSE = (0.03, 0.07)  # seconds between two starts of an idle system, at random: nobody's polls fall in with it
+PAUSE = (0.03, 0.07)  # seconds between two starts of an idle system, at random, so that no polls coincide with them
 SAMPLES = 120
 TIMERS = 100
 APART = (0.015, 0.035)  # seconds between the times of two of them, at random
-BETWEEN = 0.005  # seconds between two timers that are set: they are not to stand in line
+BETWEEN = 0.005  # seconds between two timers that are set: they must not wait for one another
 FIRST_DUE = 1.5  # seconds: the first of them; all are set by then
-FAST_POLL = 0.01  # seconds; of a system that only polls, where it shall be quick
+FAST_POLL = 0.01  # seconds; of a system that only polls, where it should be quick
 PARENTS, FEWEST_PARENTS, CHILDREN, PARKED = 20, 4, 100, 500
 MILLISECONDS = 1_000
 
@@ -40,7 +40,7 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much there is to do: less for a slow system, next to nothing if it shall only be seen to run."""
+    """The amount of work: less for a slow system, next to nothing for a trial run."""
 
     scale: float
     is_quick: bool
@@ -82,7 +82,7 @@ async def start(system: System, sizes: Sizes) -> Values:
         for _ in range(number):
             await system.start(0)
 
-    await asyncio.gather(*(start_some(2) for _ in range(TASKS)))  # the pools have their connections then
+    await asyncio.gather(*(start_some(2) for _ in range(TASKS)))  # then the pools have their connections
     await system.settle()
     began = perf_counter()
     await asyncio.gather(*(start_some(each) for _ in range(TASKS)))
@@ -200,7 +200,7 @@ def _percentiles(seconds: list[float]) -> Values:
 
 
 async def _warm(system: System) -> None:
-    """Work a little: whatever is made at the first use is made then."""
+    """Work a little, so that whatever is created at the first use exists."""
     for _ in range(WARM):
         await system.start(-1)
     await system.finish(WARM)
@@ -212,8 +212,8 @@ async def second_process(system: System) -> AsyncIterator[None]:
 
     async def listen(process: Process) -> None:
         async for line in process.stdout or asyncio.StreamReader():
-            told = json.loads(line)
-            system.begun.extend([told["at"]] * told["begun"])
+            message = json.loads(line)
+            system.begun.extend([message["at"]] * message["begun"])
 
     process = await asyncio.create_subprocess_exec(*sys.orig_argv, "--second", stdin=PIPE, stdout=PIPE)
     if process.stdin is None or process.stdout is None or not await process.stdout.readline():
@@ -228,18 +228,18 @@ async def second_process(system: System) -> AsyncIterator[None]:
 
 
 async def be_second(system: System) -> None:
-    """Work when told to, say how many steps have begun, and end with the standard input."""
+    """Work when told to, report how many steps have begun, and end with the standard input."""
     await system.open()
     say(ready=True)
     await asyncio.to_thread(sys.stdin.readline)
     over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-    told = 0
+    reported = 0
     async with system.working():
         while not over.done():
             await asyncio.sleep(LOOK_EVERY)
-            if some := system.begun[told:]:
+            if some := system.begun[reported:]:
                 say(begun=len(some), at=some[0])
-                told += len(some)
+                reported += len(some)
     await system.close()
 
 
@@ -278,7 +278,7 @@ def main(kind: type[System]) -> None:
 
 async def _measure(kind: type[System], system: System, *, is_quick: bool) -> None:
     if system.workload.startswith("fast_") and kind.default_poll is None:
-        say(missing="it is told of a start by the database, and does not wait for a poll")
+        say(missing="the database notifies it of a start, it does not wait for a poll")
         return
     try:
         await system.install()

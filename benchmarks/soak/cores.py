@@ -1,4 +1,4 @@
-"""How long the processes of a soak were on a core: the workers, and the server's for all who are connected."""
+"""How long the processes of a soak were on a core: the workers, and the server's for all connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cores:
         self._backends: dict[int, int] = {}
 
     async def look(self, connection: asyncpg.Connection, workers: Sequence[int]) -> Cpu:
-        """By workers, and by the connections to their database other than the one that asks."""
+        """Time of the workers, and of the connections to their database other than the one that asks."""
         self._note(self._workers, workers)
         self._note(self._backends, [row["pid"] for row in await connection.fetch(_BACKENDS)])
         return Cpu(sum(self._workers.values()) / 1e3, sum(self._backends.values()) / 1e3)

@@ -1,4 +1,4 @@
-"""A soak as tables for people and as JSON for programs."""
+"""A soak as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Report(Taken):
-    """All samples of a soak, where they were taken, and what the indexes are when they are made anew."""
+    """All samples of a soak, where they were taken, and the sizes of indexes after a rebuild."""
 
     kind = "soak-"
 
@@ -47,7 +47,7 @@ class Report(Taken):
         anew = number(self.rebuilt[change.name] / MEGABYTE) if change.name in self.rebuilt else ""
         flat = "yes" if change.is_flat else "small" if is_small(change) else "**no**"
         title = f"`{change.name}`, MB" if is_size else change.name
-        # What is kept for some seconds is the more, the faster it comes.
+        # What is kept for some seconds grows with the speed.
         by_rate = f"{change.ratio / paced:.2f}" if is_size else ""
         shown = (title, number(second), number(last), f"{change.ratio:.2f}", flat, by_rate, end, anew)
         return f"| {' | '.join(shown)} |"

@@ -1,4 +1,4 @@
-"""`make soak-steps`: a feeder, workers in processes of their own, a look every so many steps; then the verdict."""
+"""`make soak-steps`: a feeder, workers in their own processes, a sample every N steps; then the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.soak.workers import Workers
 from stepwell import Engine
 
 CHUNK = 1_000  # instances of one start_many, at most
-LOOK_EVERY = 0.02  # seconds between two looks at the workers' tallies
+LOOK_EVERY = 0.02  # seconds between two reads of the workers' counters
 # A million steps take a minute or two. What is pruned and vacuumed once a minute has no steady state in that time.
 OFTEN = {"autovacuum_naptime": "10s"}
 STALLED = 60.0  # seconds without a step
@@ -111,7 +111,7 @@ class Soak:
                 feeder.cancel()
 
     async def _count(self, watcher: asyncpg.Connection, workers: Workers, feeder: asyncio.Task[None]) -> None:
-        """Take a sample every so many steps, until there were all."""
+        """Take a sample every N steps, until all are done."""
         origin = str(await watcher.fetchval("select pg_current_wal_insert_lsn()::text"))
         began, before, cores = perf_counter(), workers.committed, Cores()
         first = await cores.look(watcher, workers.pids)
@@ -125,7 +125,7 @@ class Soak:
             say(f"[{passed:.0f} s] {' | '.join(cells(part))}")
 
     async def _feed(self, engine: Engine, workers: Workers) -> None:
-        """Keep a bounded backlog: what has been started and has not all its steps behind it."""
+        """Keep a bounded backlog: instances that have been started and still have steps to run."""
         length, started = self._options.length, 0
         entry = Count.child({"left": length})
         chunk = min(CHUNK, self._options.backlog)
@@ -138,7 +138,7 @@ class Soak:
 
 
 async def reached(workers: Workers, steps: int, feeder: asyncio.Task[None]) -> None:
-    """Wait until so many steps are committed."""
+    """Wait until this many steps are committed."""
     seen, since = workers.committed, perf_counter()
     while workers.committed < steps:
         await asyncio.sleep(LOOK_EVERY)
@@ -151,7 +151,7 @@ async def reached(workers: Workers, steps: int, feeder: asyncio.Task[None]) -> N
 
 
 async def rebuild(watcher: asyncpg.Connection) -> dict[str, int]:
-    """What the same rows take when tables and indexes are written anew, in bytes."""
+    """The size of the same rows when tables and indexes are rewritten, in bytes."""
     await watcher.execute("vacuum full stepwell.instances", timeout=600)
     await watcher.execute("vacuum full stepwell.instance_data", timeout=600)
     sample = await look(watcher, Count.name, 0, 0.0, "0/0")

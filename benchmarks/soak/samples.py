@@ -1,4 +1,4 @@
-"""What a database looks like at some moment of the soak, and what parts of a soak of equal length are like."""
+"""Samples of a database during the soak, and figures of its parts of equal length."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """Microseconds on a core since the beginning: of the workers' processes, and of the server's for all who asked."""
+    """Microseconds on a core since the beginning: of the workers' processes, and of the server's for all
+    connections.
+    """
 
     python: float
     server: float
@@ -57,7 +59,7 @@ NONE = Cpu(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look."""
+    """One sample."""
 
     steps: int
     seconds: float
@@ -71,7 +73,7 @@ class Sample:
 async def look(
     connection: asyncpg.Connection, machine: str, steps: int, seconds: float, origin: str, cpu: Cpu = NONE
 ) -> Sample:
-    """Take a sample; `origin` is where the WAL stood at the beginning."""
+    """Take a sample; `origin` is the WAL position at the beginning."""
     wal: Decimal = await connection.fetchval("select pg_current_wal_insert_lsn() - $1::text::pg_lsn", origin)
     sizes = {row["name"]: row["bytes"] for row in await connection.fetch(_SIZES, HOT)}
     tuples = {name: Tuples(*counts) for name, *counts in await connection.fetch(_TUPLES, HOT)}
@@ -80,7 +82,7 @@ async def look(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the soak, of which there are as many as PARTS: rates over it, and what it looked like on average."""
+    """One of the PARTS of the soak: rates over it, and averages."""
 
     steps: int  # at its end
     rate: float  # steps per second

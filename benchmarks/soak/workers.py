@@ -1,4 +1,4 @@
-"""The workers of a soak, in processes of their own, and how many steps they have committed together."""
+"""The workers of a soak, in their own processes, and how many steps they have committed together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Workers:
-    """So many processes of `benchmarks.process`, with these settings from their environment."""
+    """Processes of `benchmarks.process`, with these settings from their environment."""
 
     def __init__(self, url: str, number: int, settings: Mapping[str, object]) -> None:
         self._url = url

@@ -32,4 +32,4 @@ ALL: dict[str, Workload] = {
     )
 }  # fmt: skip
 KNOWN: dict[str, Workload] = ALL | {streams.MILLION.name: streams.MILLION}
-"""With those that take long, and run only where they are named."""
+"""With those that take long, and run only if they are named."""

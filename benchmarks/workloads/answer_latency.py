@@ -1,4 +1,4 @@
-"""An idle engine: from the call of `complete` until the step begins that goes on by the answer."""
+"""An idle engine: from the call of `complete` until the step begins that gets the reply."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def _sample(engine: Engine, begun: dict[int, float], number: int) -> list[
     for _ in range(number):
         handle = await engine.start(Asked)
         await handle.wait(timeout=10, until="settled")
-        [question] = (await engine.interactions.pending()).items
+        [interaction] = (await engine.interactions.pending()).items
         await asyncio.sleep(PAUSE)
         called = perf_counter()
-        await engine.complete(interaction=question.id, reply=True)
+        await engine.complete(interaction=interaction.id, reply=True)
         await handle.wait(timeout=10)
         latencies.append((begun[handle.id] - called) * MILLISECONDS)
     return latencies

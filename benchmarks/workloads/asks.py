@@ -1,4 +1,4 @@
-"""10,000 questions in the inbox: opened by their instances, and answered from 500 tasks; to the last answer."""
+"""10,000 interactions of the manual transport: opened by their instances, completed by 500 tasks; to the last one."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from stepwell import Engine
 TASKS = 500
 LOOK_EVERY = 0.02
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
-COMMITTED_WITHIN = timedelta(milliseconds=200)  # of the time that a question has as its beginning
+COMMITTED_WITHIN = timedelta(milliseconds=200)  # of an interaction's creation time
 OPEN = "select id::text, created_at from stepwell.interactions where status = 'dispatched' and created_at >= $1"
-QUESTIONS = 10_000
+INTERACTIONS = 10_000
 ITEMS = 1_000  # of one instance, where it asks about each
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    number = bench.size(QUESTIONS, 20)
+    number = bench.size(INTERACTIONS, 20)
     askers = number // bench.size(ITEMS, 5)
     return {"single": await _rate(bench, number), "each": await _rate(bench, number, askers)}
 
 
 async def _rate(bench: Bench, number: int, askers: int | None = None) -> float:
-    """Answers per second, of one question per instance or of many by so many `Ask.each`. A tenth is asked and answered
-    before: connections plan their statements then, as in the first round of signals and of children."""
+    """Completions per second, of one interaction per instance or of many by `Ask.each`. A tenth is done before: then
+    connections plan their statements, as in the first round of signals and of children.
+    """
     async with bench.working() as (engine, _):
         for part in (max(number // 10, askers or 1), number):
             items = 0 if askers is None else part // askers
             entry = Asked.child({"note": bench.variant.note, "items": items})
             began = perf_counter()
             await engine.start_many([entry] * (part if askers is None else askers))
-            await answer(engine, bench.url, part)
+            await complete_open(engine, bench.url, part)
         return number / (perf_counter() - began)
 
 
-async def answer(engine: Engine, url: str, number: int) -> None:
-    """Answer so many questions, as they come."""
+async def complete_open(engine: Engine, url: str, number: int) -> None:
+    """Complete this many interactions, as they come."""
     queue: asyncio.Queue[str | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_answer_each(engine, queue)) for _ in range(TASKS)]
     async for ids in _listed(url, number):
@@ -60,10 +61,10 @@ async def _answer_each(engine: Engine, queue: asyncio.Queue[str | None]) -> None
 
 
 async def _listed(url: str, number: int) -> AsyncIterator[Iterable[str]]:
-    """Ids of open questions, as they come, until there were so many; whoever answers got them in some other way.
+    """Ids of open interactions, as they come, until this many; a client gets them in some other way.
 
-    A look is at those that may have come since the last one, and at all if there was none: what is asked for here is
-    the pace of those who ask and answer, not of who looks on.
+    A query reads those that may have come since the last one, and all if there was none: the workload measures
+    opening and completing, not the list.
     """
     seen: set[str] = set()
     since = LONG_AGO

@@ -1,6 +1,6 @@
-"""What claiming 100 rows costs the server among many others, against the same where there are no others.
+"""What claiming 100 rows costs the server among many others, against the same without others.
 
-It is the claim's part of `make growth`, which has more cases, and what beginning and committing them costs.
+It is the claim's part of `make growth`, which has more cases, and the costs of marking started and committing.
 """
 
 from __future__ import annotations

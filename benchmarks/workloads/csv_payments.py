@@ -10,9 +10,9 @@ from time import perf_counter
 
 from benchmarks.bench import QUEUES, Bench
 from benchmarks.figures import Measure, Share, Workload
+from examples.csv_payments.listing import list_folder
 from examples.csv_payments.pipeline import in_python
 from examples.csv_payments.processes import TOKEN_KEYS, Processes
-from examples.csv_payments.records import CsvFolder
 from examples.csv_payments.samples import write_sample
 from examples.csv_payments.writing import read_output
 from stepwell import Engine
@@ -28,13 +28,13 @@ async def run(bench: Bench) -> dict[str, float]:
     number = bench.size(ROWS, 20)
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as home:
         async with _working(bench, Path(home)) as (engine, pipeline):
-            await _pay(engine, pipeline, Path(home) / "first", 1)  # both sides have joined their groups then
+            await _pay(engine, pipeline, Path(home) / "first", 1)  # then both sides have joined their groups
             return {"rate": number / await _pay(engine, pipeline, Path(home) / "payments", number)}
 
 
 @asynccontextmanager
 async def _working(bench: Bench, logs: Path) -> AsyncIterator[tuple[Engine, Pipeline]]:
-    """A worker in this process; the provider and the cluster have one each."""
+    """A worker in this process; the provider and the cluster each have their own."""
     async with AsyncExitStack() as stack:
         processes = await stack.enter_async_context(Processes(logs, bench.url, reject=REJECT))
         await processes.provider()
@@ -49,14 +49,14 @@ async def _working(bench: Bench, logs: Path) -> AsyncIterator[tuple[Engine, Pipe
 
 
 async def _pay(engine: Engine, pipeline: Pipeline, folder: Path, rows: int) -> float:
-    """Seconds for so many payments; that each is in the output is looked at."""
+    """Seconds for this many payments; checks that each is in the output."""
     _write(folder, rows)
     began = perf_counter()
-    started = await engine.start(pipeline, CsvFolder(str(folder)))
+    started = await engine.start(pipeline, list_folder(folder))
     await started.result(timeout=PATIENCE)
     seconds = perf_counter() - began
     if [row["CSV Id"] for row in read_output(folder / "payments.csv.out")] != [str(n) for n in range(1, rows + 1)]:
-        raise RuntimeError("the output is not what it must be")
+        raise RuntimeError("the output is not as expected")
     return seconds
 
 

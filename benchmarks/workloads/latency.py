@@ -1,8 +1,8 @@
 """An idle engine: from a committed start to the begin of its step.
 
-`start` returns as soon as it knows that its commit is durable: that is the beginning. By a client of the worker's own
-process, which tells it directly, and by another engine, whose start reaches the worker as a notice of Postgres. Where
-the workers are in other processes, every client is another one.
+The time counts from the return of `start`, which is after its commit is durable. By a client of the worker's own
+process, which notifies it directly, and by another engine, which reaches the worker as a notification of
+Postgres. If the workers are in other processes, every client is another engine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ async def run(bench: Bench) -> dict[str, float]:
         found = await _percentiles(bench, engine)
         if not bench.variant.processes:
             async with bench.engine() as elsewhere:
-                far = await _percentiles(bench, elsewhere)
-            found |= {f"notice {name}": value for name, value in far.items()}
+                other = await _percentiles(bench, elsewhere)
+            found |= {f"notice {name}": value for name, value in other.items()}
     return found
 
 

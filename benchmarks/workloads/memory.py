@@ -1,4 +1,4 @@
-"""The memory of a worker while it drains, in a process of its own."""
+"""The memory of a worker while it drains, in its own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def run(bench: Bench) -> dict[str, float]:
 
 
 async def _drain_apart(url: str, number: int) -> list[float]:
-    """Megabytes of a worker's process, looked at until it has committed so many steps."""
+    """Megabytes of a worker's process, until it has committed this many steps."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.process", url,
         cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -20,7 +20,7 @@ async def run(bench: Bench) -> dict[str, float]:
             for _ in range(number):
                 await engine.start(Once, state)
 
-        await asyncio.gather(*(start_some(2) for _ in range(TASKS)))  # the pool has its connections then
+        await asyncio.gather(*(start_some(2) for _ in range(TASKS)))  # then the pool has its connections
         await bench.settle()
         began = perf_counter()
         await asyncio.gather(*(start_some(each) for _ in range(TASKS)))

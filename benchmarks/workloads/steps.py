@@ -1,4 +1,4 @@
-"""What the workloads share that drain a backlog: fill, settle, and time its end."""
+"""What workloads that drain a backlog share: fill, settle, and time the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A file of rows through pipelines, by a worker in a process of its own: how fast, and with how much memory.
+"""A file of rows through pipelines, by a worker in its own process: how fast, and with how much memory.
 
-Over the null transport each question is answered at once, by the worker itself; so every row is asked about, answered,
-goes on by itself as a continuation, and is read again for the sum: all of it by the process that is measured.
+Over the null transport the worker itself completes each interaction at once; so every row is asked about, replied to,
+continued as an instance, and read again for the sum: all of it by the measured process.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from stepwell.pipelines import Pipeline
 
 ROOT = Path(__file__).parents[2]
 LOOK_EVERY = 0.5
-SAY_EVERY = 60  # looks
+SAY_EVERY = 60  # samples
 PATIENCE = 3_600
 A_MILLION = 1_000_000
 
 
 @dataclass
 class Seen:
-    """What was seen while the rows passed: rows a second, megabytes, and (seconds, answers so far) now and then."""
+    """Observed while the rows passed: rows per second, megabytes, and (seconds, completions so far) now and then."""
 
     rate: float = 0.0
     megabytes: list[float] = field(default_factory=list)
-    answers: list[tuple[float, int]] = field(default_factory=list)
+    completions: list[tuple[float, int]] = field(default_factory=list)
 
     def pace(self, begin: float, end: float) -> float:
-        """Answers a second in a part of the way, from 0 to 1."""
-        last = max([number for _, number in self.answers], default=0)
-        part = [(at, number) for at, number in self.answers if begin * last <= number <= end * last]
+        """Completions per second in a part of the way, from 0 to 1."""
+        last = max([number for _, number in self.completions], default=0)
+        part = [(at, number) for at, number in self.completions if begin * last <= number <= end * last]
         seconds = part[-1][0] - part[0][0] if part else 0.0
         return (part[-1][1] - part[0][1]) / seconds if seconds else 0.0
 
@@ -67,7 +67,7 @@ async def run_million(bench: Bench) -> dict[str, float]:
 
 
 async def pass_through(bench: Bench, pipeline: Pipeline, rows: int) -> Seen:
-    """Let a file of so many rows pass a pipeline, in a worker's process of its own."""
+    """Run a pipeline over a file of this many rows, in its own worker process."""
     seen = Seen()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.csv"
@@ -82,19 +82,19 @@ async def pass_through(bench: Bench, pipeline: Pipeline, rows: int) -> Seen:
             seen.rate = rows / (perf_counter() - began)
             looking.cancel()
     if result != total:
-        raise RuntimeError(f"{pipeline.name}: {result} came of {rows} rows, and not {total}")
+        raise RuntimeError(f"{pipeline.name}: {result} came of {rows} rows instead of {total}")
     return seen
 
 
 @asynccontextmanager
 async def _worker(url: str, seen: Seen) -> AsyncIterator[None]:
-    """A worker in a process; what it says of its memory is noted."""
+    """A worker in a process; its reports of memory are recorded."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.process", url, "streams", cwd=ROOT, stdin=PIPE, stdout=PIPE
     )
     noting = asyncio.create_task(_note(process, seen))
     try:
-        while not seen.megabytes and not noting.done():  # noqa: ASYNC110 - it says nothing before it works
+        while not seen.megabytes and not noting.done():  # noqa: ASYNC110 - there is no event for its first line
             await asyncio.sleep(0.01)
         yield
     finally:
@@ -110,7 +110,7 @@ async def _note(process: Process, seen: Seen) -> None:
 
 
 async def _look(url: str, seen: Seen) -> None:
-    """Note now and then how many questions are answered."""
+    """Record now and then how many interactions are completed."""
     connection = await asyncpg.connect(url)
     began = perf_counter()
     try:
@@ -119,8 +119,8 @@ async def _look(url: str, seen: Seen) -> None:
             if rows:
                 [(opened, resolved)] = rows
                 at = perf_counter() - began
-                seen.answers.append((at, resolved))
-                if len(seen.answers) % SAY_EVERY == 0:
+                seen.completions.append((at, resolved))
+                if len(seen.completions) % SAY_EVERY == 0:
                     say(f"  {at:.0f} s: {opened:,} asked, {resolved:,} answered, {seen.megabytes[-1]:.0f} MB")
             await asyncio.sleep(LOOK_EVERY)
     finally:

@@ -1,4 +1,4 @@
-"""A timer of 200 ms: how late its step begins, by the due time that stands in the row; a question's timeout, too."""
+"""A timer of 200 ms: how late its step begins, by the due time in the row; an interaction's timeout, too."""
 
 from __future__ import annotations
 

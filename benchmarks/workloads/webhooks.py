@@ -1,4 +1,6 @@
-"""Questions over a webhook on loopback: posted to a process of its own, which answers over HTTP; to the last answer."""
+"""Interactions over a webhook on loopback: posted to another process, which completes them over HTTP; to the last
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from stepwell import Engine
 from stepwell.transports import Webhook
 from stepwell.web import BearerToken, completions
 
-QUESTIONS = 10_000
+INTERACTIONS = 10_000
 TOKEN = "b" * 40
 SECRET = "s" * 40
 
 
 async def run(bench: Bench) -> dict[str, float]:
-    number = bench.size(QUESTIONS, 10)
+    number = bench.size(INTERACTIONS, 10)
     async with _provider() as provider, _working(bench, provider) as engine:
         began = perf_counter()
         handles = await engine.start_many([Asked.child({"transport": "provider"})] * number)
@@ -37,10 +39,10 @@ async def run(bench: Bench) -> dict[str, float]:
 
 @asynccontextmanager
 async def _provider() -> AsyncIterator[int]:
-    """The other side; gives its port."""
+    """The external system; yields its port."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.provider", TOKEN, stdout=PIPE)
     try:
-        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        assert process.stdout is not None  # noqa: S101 - stdout is a pipe
         yield int(await process.stdout.readline())
     finally:
         process.terminate()
@@ -49,20 +51,20 @@ async def _provider() -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def _working(bench: Bench, provider: int) -> AsyncIterator[Engine]:
-    """An engine that asks the provider, with a worker and the door for its answers."""
-    door = _Door()
+    """An engine that asks the provider, with a worker and the HTTP application for completions."""
+    server = _Server()
     webhook = Webhook(
-        "provider", url=f"http://127.0.0.1:{provider}/", callback=f"{door.address}/interactions/complete",
+        "provider", url=f"http://127.0.0.1:{provider}/", callback=f"{server.address}/interactions/complete",
         secret=SECRET, allow_private=True, max_in_flight=100,
     )  # fmt: skip
     engine = Engine(bench.url, machines=ALL, transports=[webhook], queues=QUEUES)
     await engine.migrate()
     token = BearerToken(TOKEN, scopes={"complete"}, actor="bench")
-    async with engine, engine.worker(), door.serving(completions(engine, tokens=[token], rate=None)):
+    async with engine, engine.worker(), server.serving(completions(engine, tokens=[token], rate=None)):
         yield engine
 
 
-class _Door:
+class _Server:
     """A server in this process, on a port that is known before it serves."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from stepwell import Ask, Context, Done, Engine, Machine, Outcome, step
 
 log = logging.getLogger("approval")
 
-PATIENCE = timedelta(seconds=float(os.environ.get("APPROVAL_PATIENCE", "86400")))  # a day, shorter to play with
+PATIENCE = timedelta(seconds=float(os.environ.get("APPROVAL_PATIENCE", "86400")))  # a day, or shorter to try it out
 
-NEEDS_NOBODY = 50  # an expense up to this
+NEEDS_NOBODY = 50  # an expense up to this is approved without a person
 
 
 @dataclass
@@ -32,17 +32,17 @@ class Expense(Machine):
 
     @step
     async def start(self, ctx: Context[State]) -> Outcome:
-        """Ask the approver; small amounts need nobody."""
+        """Ask the approver; small amounts are approved by the rules."""
         if ctx.state.amount <= NEEDS_NOBODY:
             return Done({"approved": True, "by": "the rules"})
         return Ask(
-            "inbox", {"employee": ctx.state.employee, "amount": ctx.state.amount}, reply=Decision, then=self.decided,
+            "manual", {"employee": ctx.state.employee, "amount": ctx.state.amount}, reply=Decision, then=self.decided,
             timeout=PATIENCE, assignee=ctx.state.approver,
         )  # fmt: skip
 
     @step
     async def decided(self, ctx: Context[State]) -> Outcome:
-        """Take the decision; remind once; then let anybody of the group decide."""
+        """Take the decision; remind once; then let anyone of the group decide."""
         if ctx.reply.is_completed:
             return Done({"approved": ctx.reply.value.approved, "by": ctx.reply.actor, "note": ctx.reply.value.note})
         asked = {"employee": ctx.state.employee, "amount": ctx.state.amount}
@@ -50,11 +50,11 @@ class Expense(Machine):
             ctx.state.reminders += 1
             log.info("reminding %s of the expense of %s", ctx.state.approver, ctx.state.employee)
             return Ask(
-                "inbox", {**asked, "reminder": True}, reply=Decision, then=self.decided, timeout=PATIENCE,
+                "manual", {**asked, "reminder": True}, reply=Decision, then=self.decided, timeout=PATIENCE,
                 assignee=ctx.state.approver,
             )  # fmt: skip
-        log.info("%s does not answer; anybody of finance may decide", ctx.state.approver)
-        return Ask("inbox", {**asked, "escalated": True}, reply=Decision, then=self.decided, group="finance")
+        log.info("%s does not reply; anyone of finance may decide", ctx.state.approver)
+        return Ask("manual", {**asked, "escalated": True}, reply=Decision, then=self.decided, group="finance")
 
 
 engine = Engine(machines=[Expense])

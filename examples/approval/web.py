@@ -1,4 +1,4 @@
-"""The door for approvers, over HTTP: `uvicorn web:app`. A bearer token says who looks and who answers."""
+"""The HTTP application for approvers: `uvicorn web:app`. A bearer token identifies the caller."""
 
 from __future__ import annotations
 

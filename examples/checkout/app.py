@@ -1,4 +1,4 @@
-"""A checkout that parks for its payment: an hour if need be, in a row, without a process that waits."""
+"""A checkout that is parked for its payment: an hour if need be, in a row, without a process that waits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from stepwell.testing import Harness, explore_crashes
 
 
 class Bank:
-    """The other side, in memory. Like a real one, it carries out a request with the same key once."""
+    """The bank, in memory. Like a real one, it carries out a request with the same key once."""
 
     def __init__(self, h: Harness) -> None:
         self._h = h
@@ -29,7 +29,7 @@ class Bank:
 
 
 class HastyCheckout(Machine):
-    """Forgets that a step whose worker dies runs again."""
+    """Ignores that a step runs again when its worker dies."""
 
     @dataclass
     class State:
@@ -51,7 +51,7 @@ class HastyCheckout(Machine):
 
 
 class Checkout(HastyCheckout):
-    """Its fixed twin: the bank gets a key that is the same in every attempt."""
+    """The fixed version: the bank gets a key that is the same in every attempt."""
 
     @step
     async def pay(self, ctx: Context[HastyCheckout.State]) -> Next:
@@ -76,7 +76,7 @@ def scenario_of(machine: type[Machine]) -> Any:
 async def main() -> None:
     for machine in (HastyCheckout, Checkout):
         report = await explore_crashes(scenario_of(machine), machines=[machine], check=False)
-        print(f"{machine.__name__}: {report}\n")  # noqa: T201 - an example's duty
+        print(f"{machine.__name__}: {report}\n")  # noqa: T201 - an example prints
 
 
 if __name__ == "__main__":

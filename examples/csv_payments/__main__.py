@@ -1,4 +1,4 @@
-"""`make csv-payments`: the example from its beginning to its end, with nothing installed beforehand."""
+"""`make csv-payments`: the whole example, with nothing installed beforehand."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from examples.csv_payments.samples import write_sample
 from stepwell import Engine
 from stepwell.embedded import EmbeddedServer
 
-# After so many milliseconds the share of somebody who was killed goes to others. A real Kafka allows for 6 s at least.
+# After this many milliseconds others get the partitions of a killed process. A real Kafka allows 6 s at least.
 SOON = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make csv-payments", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000, help="payments in the sample file")
-    parser.add_argument("--reject", type=float, default=0.08, help="the part that the provider rejects")
-    parser.add_argument("--rate", type=float, default=250, help="answers per second of the provider")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "csv-payments", help="of the files")
-    parser.add_argument("--written", choices=("yaml", "python"), default="yaml", help="which of both pipelines")
-    parser.add_argument("--no-kills", action="store_true", help="kill nobody")
+    parser.add_argument("--reject", type=float, default=0.08, help="the share that the provider rejects")
+    parser.add_argument("--rate", type=float, default=250, help="replies per second of the provider")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "csv-payments", help="for the files")
+    parser.add_argument("--written", choices=("yaml", "python"), default="yaml", help="which form of the pipeline")
+    parser.add_argument("--no-kills", action="store_true", help="kill no process")
     return parser.parse_args(arguments)
 
 
 @contextmanager
 def own_postgres() -> Iterator[tuple[str, Path]]:
-    """A Postgres of its own, and a folder for logs, for the length of the block."""
+    """Run an own Postgres while the block runs; yields its URL and a folder for logs."""
     home = Path(tempfile.mkdtemp(prefix="csv-payments-"))
-    home.chmod(0o755)  # for root the server is `nobody`, who has to pass; the cluster's own folder is private
+    home.chmod(0o755)  # for root the server is `nobody`, which has to pass; the cluster's own folder is private
     try:
         with EmbeddedServer(home / "postgres") as server:
             yield server.url(), home
@@ -48,7 +48,7 @@ def own_postgres() -> Iterator[tuple[str, Path]]:
 
 async def run(options: argparse.Namespace, url: str, logs: Path) -> None:
     task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - it is this one
+    assert task is not None  # noqa: S101 - a coroutine runs in one
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     source = options.folder.resolve() / "payments.csv"
@@ -74,7 +74,7 @@ def main() -> int:
         with own_postgres() as (url, logs):
             asyncio.run(run(options, url, logs))
     except asyncio.CancelledError:
-        sys.stderr.write("csv-payments: interrupted; everything but the files is cleared away\n")
+        sys.stderr.write("csv-payments: interrupted; everything but the files is removed\n")
         return 130
     except PlayFailed as failure:
         sys.stderr.write(f"csv-payments: {failure}\n")

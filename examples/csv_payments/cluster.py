@@ -1,4 +1,4 @@
-"""A Kafka cluster to play with, a process of its own: `python -m examples.csv_payments.cluster TOPIC…`.
+"""A Kafka cluster for tests, in its own process: `python -m examples.csv_payments.cluster TOPIC…`.
 
 It is the mock cluster inside librdkafka: one broker that speaks Kafka's protocol on a port of this machine, and
 keeps its records in memory. Prints its address, and ends when its standard input does. Use a real Kafka elsewhere.
@@ -15,7 +15,7 @@ import confluent_kafka
 
 PARTITIONS: Final = 4
 Functions: TypeAlias = dict[str, tuple[Any, list[Any]]]
-"""Functions of librdkafka by name: what they give, and what they take."""
+"""Functions of librdkafka by name: the types of their result and of their arguments."""
 
 _POINTER = ctypes.c_void_p
 _FUNCTIONS: Final[Functions] = {
@@ -31,34 +31,34 @@ _FUNCTIONS: Final[Functions] = {
 
 
 class Cluster:
-    """One broker, which lives as long as its process, or until it is closed."""
+    """One broker, which lives until its process ends, or until it is closed."""
 
     functions = _FUNCTIONS
 
     def __init__(self) -> None:
         self._library = _load(self.functions)
-        said = ctypes.create_string_buffer(512)
+        error_text = ctypes.create_string_buffer(512)
         settings = self._library.rd_kafka_conf_new()
         for name, value in ((b"test.mock.num.brokers", b"1"), (b"log_level", b"0")):
-            if self._library.rd_kafka_conf_set(settings, name, value, said, len(said)) != 0:
-                raise RuntimeError(said.value.decode())
-        self._client = self._library.rd_kafka_new(0, settings, said, len(said))
+            if self._library.rd_kafka_conf_set(settings, name, value, error_text, len(error_text)) != 0:
+                raise RuntimeError(error_text.value.decode())
+        self._client = self._library.rd_kafka_new(0, settings, error_text, len(error_text))
         if not self._client:
-            raise RuntimeError(said.value.decode())
+            raise RuntimeError(error_text.value.decode())
         self._cluster = self._library.rd_kafka_handle_mock_cluster(self._client)
         self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
         self.address: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
     def create(self, topic: str, partitions: int = PARTITIONS) -> None:
         if self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1) != 0:
-            raise RuntimeError(f"topic {topic} was not made")
+            raise RuntimeError(f"topic {topic} was not created")
 
     def close(self) -> None:
         self._library.rd_kafka_destroy(self._client)
 
 
 def _load(functions: Functions) -> Any:
-    """The librdkafka that the wheel of confluent-kafka brings along: beside it on Linux, inside it on macOS."""
+    """The librdkafka in the wheel of confluent-kafka: beside it on Linux, inside it on macOS."""
     home = Path(confluent_kafka.__file__).parent
     places = (home.with_name("confluent_kafka.libs"), home / ".dylibs")
     found = [library for place in places for library in place.glob("librdkafka*")]

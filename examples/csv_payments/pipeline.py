@@ -1,4 +1,4 @@
-"""The pipeline twice: as the file `pipeline.yaml` has it, and the same written in Python."""
+"""The pipeline twice: from the file `pipeline.yaml`, and the same in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPICS: Final = (REQUESTS, RESULTS, f"{RESULTS}.dead")
 
 
 def from_yaml(brokers: str, config: Mapping[str, Any] | None = None) -> Pipeline:
-    """The pipeline of the file. Where the brokers are does not stand in it."""
+    """The pipeline of the file, which does not contain the brokers."""
     return load(FILE, transports={"kafka": {"brokers": brokers, "config": config}}, rejected=keep)
 
 

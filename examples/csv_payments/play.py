@@ -1,4 +1,4 @@
-"""The play: payments go through while the worker and the provider are killed; then the output is checked."""
+"""The demonstration: payments continue while the worker and the provider are killed; then the output is checked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import asyncpg
 
+from examples.csv_payments.listing import list_folder
 from examples.csv_payments.pipeline import WRITTEN
 from examples.csv_payments.processes import TOKEN_KEYS, Processes, Running
 from examples.csv_payments.progress import Progress
 from examples.csv_payments.reading import read_lines
-from examples.csv_payments.records import OUTPUT_SUFFIX, CsvFolder
+from examples.csv_payments.records import OUTPUT_SUFFIX
 from examples.csv_payments.rules import COMPLETE, REJECTED, judge
 from examples.csv_payments.writing import read_output
 from stepwell import Engine, Handle
@@ -31,7 +32,7 @@ select (select count(*) from stepwell.interactions q where q.instance_id = $1
 
 
 class PlayFailed(Exception):
-    """It did not go as it must."""
+    """The demonstration did not go as expected."""
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Play:
         self.progress = Progress(self.rows)
 
     async def perform(self) -> None:
-        """From the start to the checked file."""
+        """Run from the start to the checked file."""
         pipeline = WRITTEN[self.written](self.processes.brokers)
         async with Engine(
             self.url, machines=[pipeline], transports=pipeline.transports, token_keys=TOKEN_KEYS
@@ -59,9 +60,9 @@ class Play:
             worker, provider = await self.processes.worker(self.written), await self.processes.provider()
             self._say(f"worker {worker.pid}, provider {provider.pid} and a Kafka cluster run; the pipeline is written "
                       f"in {self.written}")  # fmt: skip
-            folder = str(self.source.parent)
-            run = await engine.start(pipeline, CsvFolder(folder), key=f"csv-payments:{folder}")
-            self._say(f"csv-payments #{run.id} is started over {folder}, with {self.rows:,} payments")
+            folder = list_folder(self.source.parent)
+            run = await engine.start(pipeline, folder, key=f"csv-payments:{folder.path}")
+            self._say(f"csv-payments #{run.id} is started over {folder.path}, with {self.rows:,} payments")
             async with asyncio.timeout(LONGEST):
                 await self._follow(run, [provider, worker] if self.kills else [])
         self._check()
@@ -69,9 +70,9 @@ class Play:
     def _say(self, line: str) -> None:
         self.progress.say(line)
 
-    async def _follow(self, run: Handle, doomed: Sequence[Running]) -> None:
-        """Show how far it is; kill one after the other on the way."""
-        victims = [(self.rows * (place + 1) // 4, one) for place, one in enumerate(doomed)]
+    async def _follow(self, run: Handle, to_kill: Sequence[Running]) -> None:
+        """Show the progress; kill one process after the other meanwhile."""
+        victims = [(self.rows * (place + 1) // 4, one) for place, one in enumerate(to_kill)]
         connection = await asyncpg.connect(self.url)
         try:
             while (instance := await run.wait(timeout=LOOK_EVERY)).finished_at is None:
@@ -85,7 +86,7 @@ class Play:
         if instance.error is not None:
             raise PlayFailed(f"the pipeline failed: {instance.error}")
         if victims:
-            raise PlayFailed("it was over before everybody was killed; take more rows")
+            raise PlayFailed("it had ended before all processes were killed; take more rows")
 
     async def _counts(self, connection: Any, instance_id: int) -> dict[str, int]:
         counts = dict(await connection.fetchrow(COUNTS, instance_id))
@@ -99,13 +100,13 @@ class Play:
         self._say(f"another {running.name} runs, process {another.pid}")
 
     def _check(self) -> None:
-        """The output has one line per payment, in their order, each with what the provider says of it."""
+        """Check that the output has one line per payment, in their order, each with the provider's reply."""
         path = self.source.with_name(self.source.name + OUTPUT_SUFFIX)
         found = read_output(path)
         payments = [line.payment for line in read_lines(self.source) if line.payment is not None]
         expected = [(one.csv_id, str(one.amount), judge(one, self.reject).message) for one in payments]
         if [(row["CSV Id"], row["Amount"], row["Message"]) for row in found] != expected:
-            raise PlayFailed(f"{path} is not what it must be")
+            raise PlayFailed(f"{path} is not as expected")
         messages = Counter(row["Message"] for row in found)
         self._say(f"{path} has all {len(found):,} payments, each once, in the order of the input")
         self._say(f"{messages[COMPLETE[1]]:,} approved, {messages[REJECTED[1]]:,} not")

@@ -19,7 +19,7 @@ LONGEST_START: Final = 60.0  # seconds
 
 
 class Running:
-    """One process; what it logs goes to a file."""
+    """One process; it logs to a file."""
 
     def __init__(self, name: str, words: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         self.name = name
@@ -40,12 +40,12 @@ class Running:
     def has_ended(self) -> bool:
         return self._process is not None and self._process.returncode is not None
 
-    async def start(self, *, is_told: bool = True) -> str:
-        """Start it; returns its first line, unless it says nothing when it is ready."""
+    async def start(self, *, prints_ready: bool = True) -> str:
+        """Start it; returns its first line, unless it prints nothing when it is ready."""
         with self._log.open("ab") as log:
-            # A session of its own: Ctrl-C is for the parent, which then ends its processes.
+            # Its own session: Ctrl-C reaches only the parent, which then ends its processes.
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", *self._words, stdin=PIPE, stdout=PIPE if is_told else DEVNULL, stderr=log,
+                sys.executable, "-m", *self._words, stdin=PIPE, stdout=PIPE if prints_ready else DEVNULL, stderr=log,
                 cwd=ROOT, env=self._env, start_new_session=True,
             )  # fmt: skip
         if self._process.stdout is None:
@@ -57,7 +57,7 @@ class Running:
         return line
 
     async def kill(self) -> None:
-        """kill -9, unless it has ended."""
+        """Send kill -9, unless it has ended."""
         await self._send(signal.SIGKILL)
 
     async def end(self) -> None:
@@ -94,7 +94,7 @@ class Processes:
         """Start a provider."""
         words = ["examples.csv_payments.provider", f"--config={self._kafka}", *self._provider_words]
         running = self._running("provider", words)
-        await running.start(is_told=False)
+        await running.start(prints_ready=False)
         return running
 
     async def worker(self, written: str = "yaml") -> Running:
@@ -110,7 +110,7 @@ class Processes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the app reads."""
+        """The environment of the app."""
         return {
             "STEPWELL_DATABASE_URL": self._url, "STEPWELL_TOKEN_KEYS": TOKEN_KEYS, "KAFKA_BROKERS": self.brokers,
             "CSV_PAYMENTS_KAFKA": self._kafka,
@@ -122,7 +122,7 @@ class Processes:
 
 
 def own_environment() -> dict[str, str]:
-    """Ours, without the settings that it has for other apps."""
+    """The environment of this process, without settings of other apps."""
     return {
         name: value for name, value in os.environ.items()
         if not name.startswith("STEPWELL_") or name == "STEPWELL_DATA_HOME"

@@ -1,4 +1,4 @@
-"""How a run is shown: bars that grow in a terminal, lines everywhere else."""
+"""Shows the progress of a run: bars that grow in a terminal, lines everywhere else."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Progress:
         self._out = out
         self._began = time.monotonic()
         self._is_live = out.isatty()
-        self._drawn = 0  # lines of bars that stand below
+        self._drawn = 0  # lines of bars that are drawn below
         self._bars: list[str] = []
-        self._told = -1
+        self._shown = -1
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._wipe()
         self._out.write(f"{time.monotonic() - self._began:6.1f} s  {line}\n")
         self._draw()
 
     def show(self, counts: Mapping[str, int]) -> None:
-        """How far it is."""
+        """Show the counts."""
         if self._is_live:
             self._wipe()
             self._bars = [self._bar(name, count) for name, count in counts.items()]
             self._draw()
             return
         part = min(counts.values()) * 100 // self._total // STEP
-        if part > self._told:
-            self._told = part
+        if part > self._shown:
+            self._shown = part
             self.say(", ".join(f"{name} {count:,}" for name, count in counts.items()) + f" of {self._total:,}")
 
     def finish(self) -> None:

@@ -1,7 +1,7 @@
-"""The payment provider, a process of its own: `python -m examples.csv_payments.provider --reject 0.08`.
+"""The payment provider, in its own process: `python -m examples.csv_payments.provider --reject 0.08`.
 
-It knows nothing of Stepwell but the envelopes (docs/reference/envelopes.md). What it has answered it notes at the
-group after the answers have arrived: killed at any point, it answers some questions again, in the same words.
+It knows nothing of Stepwell but the envelopes (docs/reference/envelopes.md). It commits its offsets after its replies
+have arrived: killed at any point, it repeats some replies with the same content.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BATCH: Final = 200
 LOOK: Final = 0.2  # seconds
 
 
-class Question(msgspec.Struct, frozen=True, rename="camel"):
-    """As much of a question's envelope as a provider needs."""
+class Interaction(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of an interaction's envelope that a provider needs."""
 
     tenant_id: str
     interaction_id: str
@@ -45,7 +45,7 @@ class Question(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Provider:
-    """Reads questions, and answers each."""
+    """Reads interactions, and replies to each."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         settings = {"bootstrap.servers": options.brokers, "log_level": 3, **options.config}
@@ -59,16 +59,16 @@ class Provider:
         self._next_at = time.monotonic()
 
     def run(self) -> None:
-        """Answer until told to end."""
+        """Reply until told to end."""
         self._consumer.subscribe([REQUESTS])
         try:
             while True:
-                self._answer(self._take())
+                self._complete_each(self._take())
         finally:
             self._consumer.close()
 
     def _take(self) -> list[Message]:
-        """The next questions: wait for one, and take along what is there."""
+        """The next interactions: wait for one, and take those that are already there."""
         first = self._consumer.poll(LOOK)
         records = [] if first is None else [first, *self._consumer.consume(self._batch - 1, 0)]
         for record in records:
@@ -81,18 +81,18 @@ class Provider:
         """With a rate, no more than a tenth of a second's."""
         return BATCH if self._options.rate is None else max(2, min(BATCH, int(self._options.rate / 10)))
 
-    def _answer(self, records: Sequence[Message]) -> None:
-        """Note what was seen, answer it, and when the answers have arrived, note that it is done."""
+    def _complete_each(self, records: Sequence[Message]) -> None:
+        """Record what was read, reply to it, and commit the offsets when the replies have arrived."""
         if not records:
             return
-        questions = [(record, question) for record in records if (question := _read(record)) is not None]
-        self._note([question for _, question in questions])
-        for record, question in questions:
-            if not is_hit(question.request_payload.csv_id, "provider-timeout", self._options.timeout):
+        interactions = [(record, interaction) for record in records if (interaction := _read(record)) is not None]
+        self._note([interaction for _, interaction in interactions])
+        for record, interaction in interactions:
+            if not is_hit(interaction.request_payload.csv_id, "provider-timeout", self._options.timeout):
                 self._pace()
-                self._publish(record, question)
+                self._publish(record, interaction)
         if left := self._producer.flush(30):
-            raise KafkaException(f"{left} answers were not taken")
+            raise KafkaException(f"{left} replies were not delivered")
         self._consumer.commit(asynchronous=False)
 
     def _pace(self) -> None:
@@ -101,34 +101,34 @@ class Provider:
             self._next_at = max(self._next_at, time.monotonic() - 0.1) + 1 / self._options.rate
             time.sleep(max(0.0, self._next_at - time.monotonic()))
 
-    def _publish(self, record: Message, question: Question) -> None:
-        answer = {
-            "tenantId": question.tenant_id, "interactionId": question.interaction_id,
-            "correlationId": question.correlation_id, "resumeToken": question.resume_token,
-            "idempotencyKey": question.interaction_id, "actor": NAME,
-            "responsePayload": judge(question.request_payload, self._options.reject),
+    def _publish(self, record: Message, interaction: Interaction) -> None:
+        completion = {
+            "tenantId": interaction.tenant_id, "interactionId": interaction.interaction_id,
+            "correlationId": interaction.correlation_id, "resumeToken": interaction.resume_token,
+            "idempotencyKey": interaction.interaction_id, "actor": NAME,
+            "responsePayload": judge(interaction.request_payload, self._options.reject),
         }  # fmt: skip
-        self._producer.produce(_topic(record), msgspec.json.encode(answer), question.correlation_id)
+        self._producer.produce(_topic(record), msgspec.json.encode(completion), interaction.correlation_id)
         self._producer.poll(0)
 
-    def _note(self, questions: Sequence[Question]) -> None:
-        """One line per question that was seen: which, and about what."""
+    def _note(self, interactions: Sequence[Interaction]) -> None:
+        """One line per interaction that was read: its id and its payment."""
         if self._ledger is not None:
-            lines = [f"{q.interaction_id} {q.request_payload.csv_id}\n" for q in questions]
+            lines = [f"{q.interaction_id} {q.request_payload.csv_id}\n" for q in interactions]
             self._ledger.write("".join(lines).encode())
             self._ledger.flush()
 
 
-def _read(record: Message) -> Question | None:
+def _read(record: Message) -> Interaction | None:
     try:
-        return msgspec.json.decode(record.value() or b"", type=Question)
+        return msgspec.json.decode(record.value() or b"", type=Interaction)
     except msgspec.DecodeError as error:
-        log.warning("partition %s, offset %s is no question: %s", record.partition(), record.offset(), error)
+        log.warning("partition %s, offset %s is not an interaction: %s", record.partition(), record.offset(), error)
         return None
 
 
 def _topic(record: Message) -> str:
-    """Where the answer is to go."""
+    """The topic of the reply."""
     headers: Any = record.headers() or ()
     return next((value.decode() for name, value in headers if name == RESPONSE_TOPIC), RESULTS)
 
@@ -136,10 +136,10 @@ def _topic(record: Message) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--brokers", default=os.environ.get("KAFKA_BROKERS", "127.0.0.1:9092"))
-    parser.add_argument("--reject", type=float, default=0.0, help="the part of payments that is rejected, 0 to 1")
-    parser.add_argument("--timeout", type=float, default=0.0, help="the part that is never answered")
-    parser.add_argument("--rate", type=float, help="answers per second, at most")
-    parser.add_argument("--ledger", type=Path, help="a file to which a line is added for every question that is seen")
+    parser.add_argument("--reject", type=float, default=0.0, help="the share of payments that is rejected, 0 to 1")
+    parser.add_argument("--timeout", type=float, default=0.0, help="the share without a reply")
+    parser.add_argument("--rate", type=float, help="replies per second, at most")
+    parser.add_argument("--ledger", type=Path, help="a file that gets a line for every interaction that is read")
     parser.add_argument("--config", type=json.loads, default={}, help="settings of librdkafka, as JSON")
     logging.basicConfig(format="%(asctime)s provider: %(message)s")
     provider = Provider(parser.parse_args())

@@ -1,4 +1,4 @@
-"""Reads payments from a CSV file, line by line: a broken line is told apart from the others and stops none of them."""
+"""Reads payments from a CSV file, line by line: a broken line is reported and stops no other line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO, Final, NamedTuple
 from examples.csv_payments.records import PaymentRecord, stable_id
 
 HEADER: Final = ("ID", "Recipient", "Amount", "Currency")
-LONGEST_LINE: Final = 10_000  # bytes: memory holds one line, whatever the file is
+LONGEST_LINE: Final = 10_000  # bytes: memory holds one line, however large the file is
 LONGEST_CELL: Final = 1_000
 SHOWN: Final = 200  # characters of a broken line
 _AMOUNT: Final = re.compile(r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+)?")  # 5047.29 or 5,047.29
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file that have something to say. One payment is one line; blank ones, and the header, are none."""
+    """The lines of a file, without blank ones and the header. One payment is one line."""
     header: tuple[str, ...] | None = None
     with path.open("rb") as file:
         for number, raw in enumerate(_raw_lines(file), 1):
@@ -46,7 +46,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             except ValueError as error:
                 yield Line(number, text.strip()[:SHOWN], None, str(error))
                 if header is None:
-                    return  # nobody knows what the columns of the others mean
+                    return  # without the right header the columns are unknown
             else:
                 yield Line(number, text.strip(), payment)
 
@@ -71,7 +71,7 @@ def _cells(raw: bytes, text: str) -> list[str]:
         raise ValueError("has a NUL")
     try:
         [cells] = csv.reader([text.rstrip("\r\n")], strict=True, skipinitialspace=True)
-    except csv.Error as error:  # as a quote that is not closed
+    except csv.Error as error:  # such as a quote that is not closed
         raise ValueError(f"not CSV: {error}") from error
     return [cell.strip() for cell in cells]
 
@@ -92,9 +92,9 @@ def _payment(path: Path, cells: list[str]) -> PaymentRecord:
         if len(cell) > LONGEST_CELL:
             raise ValueError(f"{name} is longer than {LONGEST_CELL:,} characters")
     if not _AMOUNT.fullmatch(amount) or len(amount) > _MOST_DIGITS or not Decimal(value := amount.replace(",", "")):
-        raise ValueError(f"Amount {amount[:SHOWN]!r} is no amount above 0, as 5047.29 or 5,047.29")
+        raise ValueError(f"Amount {amount[:SHOWN]!r} is not an amount above 0, such as 5047.29 or 5,047.29")
     if not _CURRENCY.fullmatch(currency):
-        raise ValueError(f"Currency {currency[:SHOWN]!r} is no code of three letters, as EUR")
+        raise ValueError(f"Currency {currency[:SHOWN]!r} is not a code of three letters, such as EUR")
     number = Decimal(value)
     return PaymentRecord(
         stable_id("PaymentRecord", path, csv_id, recipient, number, currency), csv_id, recipient, number, currency,

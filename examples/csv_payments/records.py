@@ -1,4 +1,4 @@
-"""What flows through the pipeline, and the ids by which it is known again when a step runs again."""
+"""The records of the pipeline, and their ids, which stay the same when a step runs again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ REJECTED_SUFFIX = ".rejected"
 
 
 class CsvFolder(msgspec.Struct, frozen=True, rename="camel"):
-    """Where the input files are."""
+    """The folder of the input files, and its files when the run was started (see `listing`)."""
 
     path: str
+    files: tuple[str, ...]
 
 
 class CsvPaymentsInputFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -31,7 +32,7 @@ class CsvPaymentsInputFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PaymentRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """One payment, as a line of a file has it. It is what the provider is asked."""
+    """One payment, as a line of a file has it. It is the request to the provider."""
 
     id: UUID
     csv_id: str
@@ -42,7 +43,7 @@ class PaymentRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PaymentStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What the provider answers."""
+    """The provider's reply."""
 
     id: UUID
     reference: str

@@ -1,4 +1,4 @@
-"""Where broken lines go: `<input>.rejected`, one JSON object per line, the same after every run over the same input."""
+"""Keeps broken lines: `<input>.rejected`, one JSON object per line, the same after every run over the same input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAIL = 65_536  # bytes: more than one line has
 
 
 class RejectedLine(msgspec.Struct, frozen=True, rename="camel"):
-    """One broken line, as the file of rejected ones has it."""
+    """One broken line in the file of rejected ones."""
 
     file: str
     line: int
@@ -24,12 +24,12 @@ class RejectedLine(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def forget(path: Path) -> None:
-    """A file is about to be read from its beginning: what was rejected of it before will be again, or is mended."""
+    """Remove what an earlier run rejected of a file that is now read from its beginning."""
     _beside(path).unlink(missing_ok=True)
 
 
 def keep(rejected: Rejected) -> None:
-    """The sink of the pipeline. Lines come in their order; one that is there already is not added."""
+    """The sink of the pipeline. Lines come in their order; one that is already in the file is not added."""
     path, _, number = (rejected.place or "").rpartition(":")
     line = RejectedLine(path, int(number), rejected.reason, str(rejected.item))
     with _beside(Path(path)).open("a+b") as file:

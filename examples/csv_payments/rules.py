@@ -1,4 +1,4 @@
-"""What the provider decides, by rules: the same payment gets the same answer however often it is asked about."""
+"""The provider's decisions, by rules: the same payment gets the same reply however often it is asked about."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOLE: Final = 10_000  # parts of a probability
 
 
 def is_hit(csv_id: str, what: str, probability: float) -> bool:
-    """Whether a payment is one of those that this happens to: by its id alone, as Objects.hash of Java has it."""
+    """Whether an event of this probability happens to a payment: by its id alone, with Java's Objects.hash."""
     number = 31 * (31 + java_hash(csv_id)) + java_hash(what)
     return number % 2**32 % _WHOLE < round(probability * _WHOLE)
 
@@ -30,7 +30,7 @@ def java_hash(text: str) -> int:
 
 
 def judge(record: PaymentRecord, reject: float) -> PaymentStatus:
-    """The answer to a payment."""
+    """The reply to a payment."""
     status, message = REJECTED if is_hit(record.csv_id, "provider-reject", reject) else COMPLETE
     return PaymentStatus(
         stable_id("PaymentStatus", str(record.id)), REFERENCE, status, message, FEE,

@@ -18,24 +18,20 @@ from examples.csv_payments.records import (
 )
 from examples.csv_payments.rejecting import forget
 from examples.csv_payments.writing import OutputFiles
-from stepwell import Cancel
 from stepwell.pipelines import many_to_many, one_to_many, one_to_one, reject
 
 
 @one_to_many(name="Process Folder")
 def process_folder(folder: CsvFolder) -> Iterator[CsvPaymentsInputFile]:
-    """Every CSV file of a folder, by name."""
-    path = Path(folder.path).resolve()
-    if not path.is_dir():
-        raise Cancel(f"{path} is no folder")
-    for file in sorted(path.iterdir()):
-        if file.suffix.lower() == ".csv" and file.is_file():
-            yield CsvPaymentsInputFile(stable_id("CsvPaymentsInputFile", file), str(file), str(path))
+    """The files that the folder had when the run was started: this runs again after a crash, and gives the same."""
+    path = Path(folder.path)
+    for name in folder.files:
+        yield CsvPaymentsInputFile(stable_id("CsvPaymentsInputFile", path / name), str(path / name), str(path))
 
 
 @one_to_many(name="Process Csv Payments Input")
 def process_input(file: CsvPaymentsInputFile) -> Iterator[PaymentRecord]:
-    """The payments of a file; lines that are none are put aside, with their number."""
+    """The payments of a file; broken lines are rejected, with their number."""
     path = Path(file.filepath)
     forget(path)
     for line in read_lines(path):
@@ -47,7 +43,7 @@ def process_input(file: CsvPaymentsInputFile) -> Iterator[PaymentRecord]:
 
 @one_to_one(name="Process Payment Status")
 async def process_status(status: PaymentStatus) -> PaymentOutput:
-    """The line of one payment. One that was rejected is a line too, of which the message says so."""
+    """The line of one payment. A rejected payment is a line too, with its message."""
     record = status.payment_record
     return PaymentOutput(
         stable_id("PaymentOutput", record.csv_id, record.recipient, record.amount, record.currency, status.status_code,
@@ -59,7 +55,7 @@ async def process_status(status: PaymentStatus) -> PaymentOutput:
 
 @many_to_many(name="Process Csv Payments Output File")
 async def process_output(outputs: AsyncIterator[PaymentOutput]) -> AsyncIterator[CsvPaymentsOutputFile]:
-    """One file per input, in the order of the inputs; what is there is replaced as a whole, when all are written."""
+    """One file per input, in the order of the inputs; existing files are replaced as a whole, when all are written."""
     with OutputFiles() as files:
         async for output in outputs:
             files.write(output)

@@ -1,4 +1,4 @@
-"""Writes output files: sorted out by input, each whole or not at all."""
+"""Writes output files: sorted by input, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 class OutputFiles:
     """Parts of files beside their places, one of them open at a time; `with OutputFiles() as files:`.
 
-    What was not finished at the end of the block, as after an error, leaves no trace. A killed process leaves a
-    part behind: it is removed by the next one that writes the same file.
+    Parts that are unfinished at the end of the block, as after an error, are removed. A killed process leaves a
+    part behind: the next process that writes the same file removes it.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[Path, Path] = {}  # in the order in which they were begun
+        self._parts: dict[Path, Path] = {}  # in the order in which they were started
         self._path: Path | None = None
         self._file: TextIO | None = None
 
@@ -48,7 +48,7 @@ class OutputFiles:
         )  # fmt: skip
 
     def finish(self) -> Iterator[Path]:
-        """Put each file into its place, instead of one that is there."""
+        """Move each file to its place, instead of an existing one."""
         self._close()
         for path, part in list(self._parts.items()):
             part.replace(path)
@@ -70,7 +70,7 @@ class OutputFiles:
         self._row(*HEADER)
 
     def _row(self, *cells: object) -> None:
-        assert self._file is not None  # noqa: S101 - a path was turned to
+        assert self._file is not None  # noqa: S101 - a file is open
         writer = csv.writer(self._file, quotechar=QUOTE, quoting=csv.QUOTE_ALL, lineterminator="\n")
         writer.writerow([_harmless(cell) for cell in cells])
 
@@ -90,7 +90,7 @@ def read_output(path: Path) -> list[dict[str, str]]:
 
 
 def _harmless(cell: object) -> object:
-    """A text that a spreadsheet would take for a formula gets a quote before it."""
+    """Put a quote before a text that a spreadsheet would take for a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 

@@ -1,4 +1,4 @@
-"""An order in three steps. Kill its worker in any of them: the next worker goes on where it stood."""
+"""An order in three steps. Kill its worker in any of them: the next worker continues where it stood."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Order(Machine, initial="reserve"):
     @step
     async def reserve(self, ctx: Context[State]) -> Next:
         log.info("reserving a %s", ctx.state.item)
-        await asyncio.sleep(2)  # the warehouse takes its time
+        await asyncio.sleep(2)  # the warehouse is slow
         ctx.state.reservation = f"R-{ctx.id}"
-        return Next(self.charge)  # committed, with the reservation in the state, before charge begins
+        return Next(self.charge)  # committed, with the reservation in the state, before charge starts
 
     @step
     async def charge(self, ctx: Context[State]) -> Next:
-        # A step that is cut off runs again: give the provider a key, so that it charges once.
+        # An interrupted step runs again: give the provider a key, so that it charges once.
         log.info("charging, attempt %d, idempotency key order-%d", ctx.attempt, ctx.id)
         await asyncio.sleep(10)  # time enough for a kill -9
         ctx.state.payment = f"P-{ctx.id}"

@@ -1,13 +1,14 @@
 """Stepwell: a durable execution engine for Python on Postgres."""
 
-from stepwell._core.interactions import Completion, Interaction, InteractionStatus, Reply
-from stepwell._core.records import Child, Failure, Instance, Signal
+from stepwell._client.client import Handle
+from stepwell._core.instance import Child, Failure, Instance, Signal
+from stepwell._core.interaction import Completion, Interaction, InteractionStatus, Reply
 from stepwell._core.status import Hold, Status
-from stepwell.client import Handle
 from stepwell.context import Context
 from stepwell.engine import Engine
 from stepwell.errors import (
     AwaitTimeout,
+    CallTimeout,
     Cancel,
     CompletionConflict,
     CompletionRefused,
@@ -20,6 +21,7 @@ from stepwell.errors import (
     EmbeddedError,
     EngineClosed,
     ForeignLoop,
+    ForeignSchema,
     HarnessError,
     InsideLoop,
     InstanceCancelled,
@@ -52,6 +54,7 @@ from stepwell.errors import (
     SendFailed,
     ServerTooOld,
     SettingError,
+    SourceChanged,
     StepTimeout,
     StepwellError,
     TransactionBroken,
@@ -62,6 +65,8 @@ from stepwell.errors import (
     UnknownMachine,
     UnknownStep,
     UnknownTransport,
+    UnsuitablePooler,
+    VersionInUse,
 )
 from stepwell.events import Event
 from stepwell.job import Job, job
@@ -74,6 +79,7 @@ __all__ = [
     "Ask",
     "Await",
     "AwaitTimeout",
+    "CallTimeout",
     "Cancel",
     "Child",
     "Completion",
@@ -94,6 +100,7 @@ __all__ = [
     "Event",
     "Failure",
     "ForeignLoop",
+    "ForeignSchema",
     "Handle",
     "HarnessError",
     "Hold",
@@ -139,6 +146,7 @@ __all__ = [
     "ServerTooOld",
     "SettingError",
     "Signal",
+    "SourceChanged",
     "Spawn",
     "Status",
     "StepTimeout",
@@ -154,6 +162,8 @@ __all__ = [
     "UnknownMachine",
     "UnknownStep",
     "UnknownTransport",
+    "UnsuitablePooler",
+    "VersionInUse",
     "job",
     "step",
 ]

@@ -1,4 +1,4 @@
-"""What a step is handed: who the instance is, its state, and what the engine knows about this run."""
+"""The argument of a step: the instance's identity, its state, and facts about this run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True, eq=False):
 
     @property
     def reply(self) -> Any:
-        """How the question ended that this step goes on by; None if there was none. Of several: `replies`."""
+        """The reply to the question that the step before asked; None if it asked none, or several (see `replies`)."""
         return self.replies[0] if len(self.replies) == 1 else None
 
     @property
     def connection(self) -> Any:
-        """In a transactional step: the connection, or session, whose transaction commits the outcome too."""
+        """In a transactional step: the connection, or session, of the transaction that also commits the outcome."""
         if self._connection is None:
             raise NotTransactional(self.machine, self.step, in_handle=self._in_handle)
         return self._connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -9,30 +10,33 @@ from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from stepwell import embedded, schema
+from stepwell import embedded
+from stepwell._client.admin import schema
+from stepwell._client.admin.insights import Insights
+from stepwell._client.admin.interactions import Interactions
+from stepwell._client.admin.limits import LimitOperations
+from stepwell._client.admin.queues import Queues
+from stepwell._client.call_timeout import Calls, Timeout
+from stepwell._client.client import Client
 from stepwell._core.registry import Registry
-from stepwell._core.tokens import TokenKeys
-from stepwell._runtime.asking import World
-from stepwell._runtime.dispatcher import Opened
-from stepwell._runtime.emitter import Emitter
-from stepwell._runtime.hooks import Hooks
-from stepwell._runtime.notifier import Notifier
-from stepwell._runtime.reception import Receptions
-from stepwell._runtime.threads import Around
-from stepwell._runtime.worker import Worker
-from stepwell._store.database import WORKER, Database, check_url
-from stepwell.client import Client
-from stepwell.config import Settings, load_settings
-from stepwell.doors import Doors
-from stepwell.errors import DefinitionError, EngineClosed, NoDatabase
+from stepwell._core.resume_token import TokenKeys
+from stepwell._dispatch.dispatcher import Opened
+from stepwell._dispatch.service import DispatchSetup
+from stepwell._hooks.emitter import Emitter
+from stepwell._hooks.runner import Hooks
+from stepwell._notify.notifier import Notifier
+from stepwell._process.threads import Around
+from stepwell._store.connection.pool import WORKER, Database
+from stepwell._store.connection.settings import Bounds
+from stepwell._store.connection.timeline import Timelines
+from stepwell._worker.worker import Worker
+from stepwell.config import Settings, check_url, load_settings
+from stepwell.errors import DefinitionError, EngineClosed, NoDatabase, SettingError
 from stepwell.events import Callback, Events, Hooked
-from stepwell.insights import Insights
-from stepwell.interactions import Interactions
-from stepwell.limiting import Limiting
 from stepwell.limits import Limit
-from stepwell.queues import Queues
+from stepwell.operations import Operations
 from stepwell.transports import Transport
-from stepwell.transports.inbox import with_inbox
+from stepwell.transports.manual import with_manual
 
 if TYPE_CHECKING:
     from stepwell.sync import SyncEngine
@@ -40,8 +44,11 @@ if TYPE_CHECKING:
 Resources = Callable[[], AbstractAsyncContextManager[Any]]
 AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
+CLOSING = 0.8  # seconds for closing an engine; callbacks of hooks have what nothing else needs of them
+LEAST_FOR_HOOKS = 0.1
 
-class Engine(Doors):
+
+class Engine(Operations):
     """Durable machines and jobs on one Postgres.
 
     Without a URL: `$STEPWELL_DATABASE_URL`, else the embedded Postgres (`pip install 'stepwell[embedded]'`).
@@ -60,7 +67,7 @@ class Engine(Doors):
         **settings: Any,
     ) -> None:
         self.settings = load_settings(settings)
-        self._transports = with_inbox(transports)
+        self._transports = with_manual(transports)
         self._token_keys = TokenKeys.read(token_keys or os.environ.get("STEPWELL_TOKEN_KEYS") or None)
         self._registry = Registry(machines, limits, self._transports, has_token_keys=not self._token_keys.is_empty)
         self._resources = resources
@@ -76,6 +83,7 @@ class Engine(Doors):
         self._hooks = Hooks()
         self._emitter = Emitter(self._hooks, self.settings.large_payload)
         self._open: AsyncExitStack | None = None
+        self._close_until = 0.0  # by the loop's time
         self._database: Database | None = None
         self._client: Client | None = None
         self._notifier: Notifier | None = None
@@ -99,21 +107,39 @@ class Engine(Doors):
         await self.close()
 
     async def close(self) -> None:
-        """Close the pool; the last process to leave the embedded Postgres stops it."""
+        """Close the pool; the last process that uses the embedded Postgres stops it."""
         if self._database is not None:
             self._database.check_loop()
+        self._close_until = asyncio.get_running_loop().time() + CLOSING
         stack, self._open = self._open, None
         self._client = self._database = self._notifier = None
         if stack is not None:
             await stack.aclose()
 
-    async def migrate(self) -> list[str]:
-        """Bring the schema up to date and make the machines known; returns the names of what was applied."""
-        async with self._connected() as database:
-            return await schema.migrate(database, self._registry, self.settings)
+    async def _close_hooks(self) -> None:
+        left = self._close_until - asyncio.get_running_loop().time()
+        await self._hooks.close(max(left, LEAST_FOR_HOOKS))
 
-    async def check(self) -> int:
-        """The schema's version, if it is the one needed; else SchemaOutdated or SchemaTooNew. Changes nothing."""
+    async def migrate(self, *, client_role: str | None = None, timeout: Timeout | None = None) -> list[str]:
+        """Migrate the schema and register the machines; returns the names of the applied migrations.
+
+        `client_role` is the role that may call the SQL functions; by default the previous one, or else a name made of
+        the schema's name, `_client_` and the name of the database.
+        Without a `timeout` it may take a day: a migration may build an index over many millions of rows.
+        """
+        schema.check_role(client_role)
+        calls = Calls(schema.LONGEST_MIGRATION)
+        return await calls.within("migrate", timeout, self._migrate(client_role))
+
+    async def _migrate(self, client_role: str | None) -> list[str]:
+        async with self._connected() as database:
+            return await schema.migrate(database, self._registry, self.settings, client_role)
+
+    async def check(self, *, timeout: Timeout | None = None) -> int:
+        """The schema's version, if this code may run on it; else SchemaOutdated or SchemaTooNew. Changes nothing."""
+        return await Calls(self.settings.call_timeout).within("check", timeout, self._check())
+
+    async def _check(self) -> int:
         async with self._connected() as database:
             return await schema.verify(database)
 
@@ -124,98 +150,113 @@ class Engine(Doors):
     def on(self, events: Events, callback: Callback | None = None, /) -> Any:
         """Call back on an event, several, or "all": `@engine.on("failed")`, or `engine.on("failed", tell)`.
 
-        The second form returns a function that takes it off again. Callbacks run in a thread of their own, one after
-        the other, and can not change or delay what the engine does; events are dropped if they are too slow.
+        The second form returns a function that removes the callback. Callbacks run in a separate thread, one after the
+        other, and cannot change or delay what the engine does; events are dropped if callbacks are too slow.
         """
         return self._hooks.adder(events) if callback is None else self._hooks.add(events, callback)
 
     def off(self, callback: Callback) -> None:
-        """Take a callback off every event it was hooked to."""
+        """Remove a callback from every event it was hooked to."""
         self._hooks.remove(callback)
 
     @property
     def has_token_keys(self) -> bool:
-        """Whether tokens can be signed and verified here."""
+        """Whether this engine can sign and verify tokens."""
         return not self._token_keys.is_empty
 
     @property
     def dropped_events(self) -> int:
-        """Events that callbacks were too slow for."""
+        """The number of events that were dropped because callbacks were too slow."""
         return self._hooks.dropped
 
     @property
     def insights(self) -> Insights:
         """Lists and figures for operators."""
-        return Insights(self._opened)
+        return Insights(self._opened, self._operations.calls)
 
     @property
     def interactions(self) -> Interactions:
-        """Questions to the world: what is open, one of them, its token."""
-        return self._doors.interactions
+        """Interactions with external systems: the open ones, a single one, its token."""
+        return self._operations.interactions
 
     @property
-    def limits(self) -> Limiting:
-        """The limits at run time: look at them, change them, reset them."""
-        return self._doors.limiting
+    def limits(self) -> LimitOperations:
+        """The limits at run time: list them, change them, reset them."""
+        return self._operations.limiting
 
     @property
     def queues(self) -> Queues:
         """Pause and resume queues, and see what waits in them."""
-        return self._doors.queues
+        return self._operations.queues
 
     @property
     def sync(self) -> SyncEngine:
-        """The same doors, blocking: for scripts, Flask and Django, from any thread that runs no event loop."""
+        """The same operations, blocking: for scripts, Flask and Django, from any thread that runs no event loop."""
         from stepwell.sync import SyncEngine  # noqa: PLC0415 - it is made of the methods of this class
 
-        made: SyncEngine = vars(self).setdefault("_sync", SyncEngine(self))  # one, whichever thread is first
+        made: SyncEngine = vars(self).setdefault("_sync", SyncEngine(self))  # one, even if threads race
         return made
 
     @asynccontextmanager
     async def worker(self, /, queues: Mapping[str, int] | None = None, **settings: Any) -> AsyncIterator[Worker]:
-        """A worker in this process, for the length of the block; drains at its end."""
+        """A worker in this process, for the length of the block; drains at its end.
+
+        If the block ends by an exception before `worker.stop()`, steps that do not end in time count as crashes.
+        """
         if not self._registry.all():
             raise DefinitionError("a worker needs machines to run: pass them to Engine(machines=[…])")
         changes = settings if queues is None else {**settings, "queues": queues}
         effective = self.settings.with_changes(changes)
+        if effective.schema != self.settings.schema:
+            raise SettingError("schema", "belongs to the engine; give it to Engine(schema=…)")
         async with (
-            # Its own connections: planned for its statements, and never starved by a client's burst.
-            Database(self._opened.dsn, session=WORKER) as database,
+            # A pool of its own: its plans fit the worker's statements, and a client's burst cannot exhaust it.
+            Database(
+                self._opened.dsn, session=WORKER, bounds=Bounds.of_worker(effective.lease), timelines=Timelines(),
+                outages=self._opened.outages, schema=self.settings.schema,
+            ) as database,
             self._hired(Worker, effective, database) as worker,
         ):
+            block = asyncio.current_task()
+            assert block is not None  # noqa: S101 - a coroutine runs in a task
+            worker.end_block = block.cancel
             try:
                 await worker.start()
                 yield worker
+            except BaseException as error:
+                worker.retirement.break_off(error)
+                raise
             finally:
                 await worker.stop()
 
     @asynccontextmanager
     async def _hired(self, kind: type[AnyWorker], settings: Settings, database: Database) -> AsyncIterator[AnyWorker]:
-        """A worker with its resources, not started; the test kit brings a kind of its own."""
+        """A worker with its resources, not started; the test kit passes a class of its own."""
         notifier = self._notifier
         if notifier is None:
             raise EngineClosed
         self._opened.check_loop()
+        notifier.watch(database)
         async with self._entered_resources() as resources:
             yield kind(
-                database=database, registry=self._registry, notifier=notifier, receptions=self._receptions,
-                emitter=self._emitter, settings=settings, resources=resources, world=self._world,
+                database=database, registry=self._registry, notifier=notifier, emitter=self._emitter,
+                settings=settings, resources=resources, dispatch_setup=self._dispatch_setup,
                 around_sync_steps=self._around_sync_steps,
             )  # fmt: skip
 
     @property
-    def _world(self) -> World:
-        """What a worker needs to ask the world, and to be answered."""
-        completing = self._doors.completing
-        return World(self._ways_out, self._token_keys, completing.complete, completing.settled)
+    def _dispatch_setup(self) -> DispatchSetup:
+        """What a worker needs to send interactions and to accept completions."""
+        completing = self._operations.completing
+        return DispatchSetup(self._open_transports, self._token_keys, completing.complete, completing.settled)
 
     def _entered_resources(self) -> AbstractAsyncContextManager[Any]:
-        """What steps find in `ctx.resources`: what the lifespan yields, or the object as it is."""
+        """The value of `ctx.resources`: what the lifespan yields, or the object itself."""
         return self._resources() if callable(self._resources) else nullcontext(self._resources)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Database]:
-        """The database of an engine that is open, or of one that is opened for the length of the block only."""
+        """The database of this engine, which is opened for the length of the block if it is not open."""
         was_open = self._database is not None
         await self._connect()
         try:
@@ -229,10 +270,12 @@ class Engine(Doors):
             self._database.check_loop()
             return
         stack = AsyncExitStack()
-        stack.push_async_callback(self._hooks.close)  # last: what the others still do is told
+        stack.push_async_callback(self._close_hooks)  # runs last: callbacks get the events of the other parts' shutdown
         try:
             dsn = self._dsn if self._dsn is not None else await embedded.join(stack)
-            database = Database(dsn)
+            database = Database(
+                dsn, bounds=Bounds.of_client(self.settings.lease), schema=self.settings.schema
+            )
             await database.open()
             stack.push_async_callback(database.close)
             notifier = Notifier(database, self.settings.listener_dsn)
@@ -242,21 +285,19 @@ class Engine(Doors):
             await stack.aclose()
             raise
         self._open, self._database, self._notifier = stack, database, notifier
-        self._ways_out = tuple(Opened(transport) for transport in self._transports.values())
-        self._receptions = Receptions()
-        self._client = Client(
-            database, self._registry, notifier, self._receptions, self._emitter, self.settings, self._token_keys
-        )
+        self._open_transports = tuple(Opened(transport) for transport in self._transports.values())
+        self._client = Client(database, self._registry, notifier, self._emitter, self.settings, self._token_keys)
+        stack.callback(self._client.completing.close)
 
     def _twin(self) -> Engine:
-        """The same engine, not open: for another event loop."""
+        """A closed copy of this engine, for another event loop."""
         twin = copy(self)
         vars(twin).update(_open=None, _database=None, _client=None, _notifier=None)
         vars(twin).pop("_sync", None)
         return twin
 
     @property
-    def _doors(self) -> Client:
+    def _operations(self) -> Client:
         if self._client is None:
             raise EngineClosed
         return self._client

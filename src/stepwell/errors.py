@@ -1,57 +1,62 @@
-"""Every error Stepwell raises. Each takes facts, keeps them as attributes, and says what to do.
+"""Every error that Stepwell raises. Each takes facts, keeps them as attributes, and says what to do.
 
     StepwellError
-    ├── InvalidInput (ValueError)      something handed to a door was refused; `.field` names it
+    ├── InvalidInput (ValueError)      an argument was refused; `.field` names it
     │   ├── UnknownMachine             no such machine is registered here
     │   ├── UnknownStep                the machine has no such step
     │   ├── UnknownLimit               this engine declares no such limit
     │   ├── UnknownTransport           this engine has no such transport
     │   ├── InvalidState               a state or arguments that do not fit their type
-    │   ├── InvalidPayload             a value JSON or Postgres can not hold
-    │   ├── PayloadTooLarge            a value over `max_payload`
-    │   ├── InvalidConnection          a connection that can not carry the caller's transaction
+    │   ├── InvalidPayload             a value that JSON or Postgres cannot store
+    │   ├── PayloadTooLarge            a value over `max_payload`, or of too many values
+    │   ├── InvalidConnection          a connection that cannot carry the caller's transaction
     │   │   └── IsolationTooHigh       its transaction is above READ COMMITTED
-    │   ├── InvalidSignature           a webhook's request whose signature is missing, wrong or old
-    │   ├── InvalidEnvelope            what came over a broker is no answer
-    │   └── InvalidOutcome             a step returned something that is no outcome
-    ├── DefinitionError (TypeError)    a machine or a job is written wrongly
-    │   └── InvalidPipeline            a pipeline is, in Python or in a file; `.problems` has all of them
+    │   ├── InvalidSignature           a webhook's request with a missing, wrong or old signature
+    │   ├── InvalidEnvelope            a message of a broker is not a completion
+    │   └── InvalidOutcome             a step returned something other than a valid outcome
+    ├── DefinitionError (TypeError)    the definition of a machine or a job is invalid
+    │   ├── InvalidPipeline            that of a pipeline is, in Python or in a file; `.problems` has all problems
+    │   └── VersionInUse               a pipeline has other steps than its living runs of this version
     ├── SettingError (ValueError)      an unknown setting, or a value out of range; `.setting` names it
     ├── DatabaseError                  the database is not what the engine needs
     │   ├── NoDatabase                 neither a URL nor the embedded server
     │   ├── InvalidDatabaseURL         the URL is not one of a Postgres
-    │   ├── DatabaseUnreachable        nothing there answers as Postgres does
-    │   ├── DatabaseUnavailable        it went away while we asked; whether the statement landed is unknown
+    │   ├── DatabaseUnreachable        no Postgres responds at the address
+    │   ├── UnsuitablePooler           a pooler gives clients no session of their own
+    │   ├── DatabaseUnavailable        it became unavailable during a statement; whether that landed is unknown
+    │   ├── CallTimeout (TimeoutError) a call took longer than its timeout; whether it landed is unknown
     │   ├── ServerTooOld               Postgres before 15
     │   ├── SchemaOutdated             migrations are missing
-    │   ├── SchemaTooNew               the schema is from a later Stepwell
+    │   ├── SchemaTooNew               the schema is from a later Stepwell, and does not support this one
+    │   ├── ForeignSchema              the schema belongs to another role; it is not migrated
     │   └── EmbeddedError              the embedded server does not start
-    ├── MissingExtra (ImportError)     a door needs a package that is not installed
+    ├── MissingExtra (ImportError)     a feature needs a package that is not installed
     ├── HarnessError                   the test kit was used wrongly, or a drain does not end
     ├── EngineClosed                   a call outside `async with engine`
     ├── ForeignLoop (RuntimeError)     the engine was opened in another event loop
     ├── InsideLoop (RuntimeError)      `engine.sync` was called where it would block an event loop
     ├── NotFound (LookupError)         no instance with that id or key
-    ├── NoTarget (LookupError)         a signal to nobody: unknown, ended, or a key nobody holds
+    ├── NoTarget (LookupError)         a signal without a live target: unknown, ended, or a key without a holder
     ├── Duplicate                      the key is occupied; `.id` is the occupant's
-    ├── CompletionRefused              an answer to a question that was not admitted; `.reason` says why in one word
-    │   ├── UnknownInteraction (LookupError)  no such question here, or it is another tenant's
-    │   ├── InvalidToken               a token that is missing, forged, foreign, or of a key that is gone
-    │   ├── CompletionConflict         it was answered before, and not with this
+    ├── CompletionRefused              a completion was refused; `.reason` says why in one word
+    │   ├── UnknownInteraction (LookupError)  no such interaction, or another tenant's
+    │   ├── InvalidToken               a token is missing, forged, of another interaction, or of a removed key
+    │   ├── CompletionConflict         it was completed before, with another reply
     │   ├── InteractionClosed          it timed out, failed or was cancelled; `.status` says which
     │   ├── CompletionTooLate          its deadline has passed
-    │   ├── InvalidReply               the reply is not of the type that was asked for; the question stays open
-    │   └── ProjectionFailed           a projector could not make the reply of what was sent; the question stays open
-    ├── AwaitTimeout (TimeoutError)    a question was not answered in time, and was to fail its instance then
+    │   ├── InvalidReply               the reply is not of the type that was asked for; the interaction stays open
+    │   └── ProjectionFailed           a projector could not make the reply from what was sent; it stays open
+    ├── AwaitTimeout (TimeoutError)    an interaction timed out, and its Ask says that the instance fails then
     ├── SendFailed                     raised by a transport: this sending failed, and is tried again
-    ├── ItemFailed                     an answer that went on by itself has failed, and with it its pipeline
-    ├── Undeliverable                  raised by a transport: this question can never be sent
+    ├── ItemFailed                     the continuation of an item has failed, and with it its pipeline
+    ├── SourceChanged                  a source gives other items in a later attempt than in an earlier one
+    ├── Undeliverable                  raised by a transport: this interaction can never be sent
     ├── UnknownDestination (LookupError)  a topic, subject or queue that its broker does not have
     ├── InstanceFailed                 `Handle.result()` of an instance that failed
     ├── InstanceCancelled              `Handle.result()` of an instance that was cancelled
-    ├── InvalidResult                  `Handle.result()` of a job whose stored result is not what it returns
-    ├── StepTimeout (TimeoutError)     a step outlived its `timeout`; goes to `handle`
-    ├── NotTransactional (RuntimeError)  `ctx.connection` where there is no transaction
+    ├── InvalidResult                  `Handle.result()`: the stored result is not of the job's return type
+    ├── StepTimeout (TimeoutError)     a step ran longer than its `timeout`; goes to `handle`
+    ├── NotTransactional (RuntimeError)  `ctx.connection` without a transaction
     ├── TransactionBroken              a transactional step ended or broke its transaction; goes to `handle`
     ├── RefusedByDatabase              Postgres refused an outcome; goes to `handle`
     └── Cancel                         raised by a job to fail without a retry
@@ -62,7 +67,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 
 class StepwellError(Exception):
@@ -79,7 +84,7 @@ def _hint(wrong: str, known: Sequence[str], there_are: str) -> str:
 
 
 class InvalidInput(StepwellError, ValueError):
-    """A value was refused at the door; nothing was stored."""
+    """An argument was refused; nothing was stored."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -119,41 +124,44 @@ class InvalidState(InvalidInput):
 
 
 class InvalidPayload(InvalidInput):
-    """A value that JSON or Postgres can not hold: NUL, a lone surrogate, NaN, a naive datetime…"""
+    """A value that JSON or Postgres cannot store: NUL, a lone surrogate, NaN, a naive datetime…"""
 
 
 class PayloadTooLarge(InvalidInput):
-    def __init__(self, field: str, size: int, limit: int) -> None:
-        super().__init__(field, f"{size:,} bytes are more than max_payload ({limit:,}); "
+    """A value with more bytes, as Postgres writes it, than `max_payload`, or more values than an eighth of it."""
+
+    def __init__(self, field: str, size: int, limit: int, unit: Literal["bytes", "values"] = "bytes") -> None:
+        most = f"max_payload ({limit:,})" if unit == "bytes" else f"{limit:,} (max_payload / 8)"
+        super().__init__(field, f"{size:,} {unit} are more than {most}; "
                          "store a reference instead, or raise max_payload")
-        self.size, self.limit = size, limit
+        self.size, self.limit, self.unit = size, limit, unit
 
 
 class InvalidConnection(InvalidInput):
-    """A connection handed to a door that can not carry the caller's transaction."""
+    """The `connection=` of a call cannot carry the caller's transaction."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("connection", problem)
 
 
 class IsolationTooHigh(InvalidConnection):
-    """The caller's transaction is REPEATABLE READ or SERIALIZABLE; it has failed by now, and holds nothing of ours."""
+    """The caller's transaction is REPEATABLE READ or SERIALIZABLE; it has failed, with nothing of Stepwell in it."""
 
 
 class InvalidSignature(InvalidInput):
-    """A request that claims to come from a webhook of ours, and can not show it. Answer it with 401."""
+    """A request that claims to come from a Stepwell webhook, without proof. Respond with 401."""
 
 
 class InvalidEnvelope(InvalidInput):
-    """A message that is no answer as `docs/reference/envelopes.md` describes one. It goes to the dead letters."""
+    """A message that is not a completion as in `docs/reference/envelopes.md`. It goes to the dead letters."""
 
 
 class InvalidOutcome(InvalidInput):
-    """A step or `handle` returned something that is no outcome, or an outcome that can not be carried out."""
+    """A step or `handle` returned something that is not an outcome, or an invalid outcome."""
 
 
 class DefinitionError(StepwellError, TypeError):
-    """A machine or a job is written wrongly; raised where it is defined or registered."""
+    """The definition of a machine or a job is invalid; raised where it is defined or registered."""
 
 
 class InvalidPipeline(DefinitionError):
@@ -161,6 +169,14 @@ class InvalidPipeline(DefinitionError):
         listed = "\n  ".join([f"{len(problems)} problems", *map(str, problems)])
         super().__init__(str(problems[0]) if len(problems) == 1 else listed)
         self.problems = tuple(problems)
+
+
+class VersionInUse(DefinitionError):
+    def __init__(self, machine: str, version: int, run: int) -> None:
+        super().__init__(f"{machine!r} version {version}: its steps or questions differ from those of its living "
+                         f"runs, such as {run}; raise version=, and register the old one too until its last run has "
+                         "ended")
+        self.machine, self.version, self.run = machine, version, run
 
 
 class SettingError(StepwellError, ValueError):
@@ -194,8 +210,22 @@ class DatabaseUnreachable(DatabaseError):
         self.where = where
 
 
+class UnsuitablePooler(DatabaseError):
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"the pooler at {where} gives clients no session of their own: {problem}; let it pool by "
+                         "session (pgbouncer.ini: pool_mode = session), or connect to Postgres directly")
+        self.where, self.problem = where, problem
+
+
 class DatabaseUnavailable(DatabaseError):
-    """The database went away while a statement was under way; it may have landed or not."""
+    """The database became unavailable during a statement, which may or may not have landed."""
+
+
+class CallTimeout(DatabaseError, TimeoutError):
+    def __init__(self, call: str, seconds: float) -> None:
+        super().__init__(f"{call} did not end within {seconds:g} s; it may or may not have landed. Check, or call "
+                         "again: a key or a dedup_key makes that safe")
+        self.call, self.seconds = call, seconds
 
 
 class ServerTooOld(DatabaseError):
@@ -205,27 +235,36 @@ class ServerTooOld(DatabaseError):
 
 
 class SchemaOutdated(DatabaseError):
-    def __init__(self, found: int, needed: int) -> None:
+    def __init__(self, found: int, needed: int, schema: str = "stepwell") -> None:
         what = f"is at version {found}" if found else "is missing"
-        super().__init__(f"the schema 'stepwell' {what}, version {needed} is needed; run: stepwell migrate")
-        self.found, self.needed = found, needed
+        which = "" if schema == "stepwell" else f" --schema {schema}"
+        super().__init__(f"the schema {schema!r} {what}, version {needed} is needed; run: stepwell migrate{which}")
+        self.found, self.needed, self.schema = found, needed, schema
 
 
 class SchemaTooNew(DatabaseError):
-    def __init__(self, found: int, known: int) -> None:
-        super().__init__(f"the schema 'stepwell' is at version {found}, this Stepwell knows up to {known}; "
+    def __init__(self, found: int, known: int, schema: str = "stepwell") -> None:
+        super().__init__(f"the schema {schema!r} is at version {found}, this Stepwell knows up to {known}; "
                          "upgrade the package on this host")
-        self.found, self.known = found, known
+        self.found, self.known, self.schema = found, known, schema
+
+
+class ForeignSchema(DatabaseError):
+    def __init__(self, what: str, owner: str) -> None:
+        super().__init__(f"{what} belongs to {owner!r}, and this role is not a member of that role; code in the schema "
+                         "would run with the rights of this role. "
+                         f"If it is yours, migrate as {owner!r}; else drop the schema")
+        self.what, self.owner = what, owner
 
 
 class EmbeddedError(DatabaseError):
-    """The embedded Postgres does not start; the message carries the end of its log."""
+    """The embedded Postgres does not start; the message has the end of its log."""
 
 
 class MissingExtra(StepwellError, ImportError):
-    def __init__(self, extra: str, door: str) -> None:
-        super().__init__(f"{door} needs a package that is not installed; run: pip install 'stepwell[{extra}]'")
-        self.extra, self.door = extra, door
+    def __init__(self, extra: str, feature: str) -> None:
+        super().__init__(f"{feature} needs a package that is not installed; run: pip install 'stepwell[{extra}]'")
+        self.extra, self.door = extra, feature
 
 
 class EngineClosed(StepwellError):
@@ -241,14 +280,14 @@ class ForeignLoop(StepwellError, RuntimeError):
 
 
 class InsideLoop(StepwellError, RuntimeError):
-    def __init__(self, door: str, instead: str) -> None:
-        named = "`with engine.sync`" if door == "__enter__" else f"engine.sync.{door}"
+    def __init__(self, method: str, instead: str) -> None:
+        named = "`with engine.sync`" if method == "__enter__" else f"engine.sync.{method}"
         super().__init__(f"{named} would block the event loop of this thread; use `{instead}` instead")
-        self.door, self.instead = door, instead
+        self.door, self.instead = method, instead
 
 
 class HarnessError(StepwellError):
-    """The test kit was used wrongly, or a drain does not end; the message says what it did last."""
+    """The test kit was used wrongly, or a drain does not end; the message says what it ran last."""
 
 
 class NotFound(StepwellError, LookupError):
@@ -273,22 +312,22 @@ class Duplicate(StepwellError):
 
 
 class CompletionRefused(StepwellError):
-    """An answer that was not admitted. Nothing has changed: neither the question nor its instance."""
+    """A completion was refused. Nothing has changed, neither the interaction nor its instance."""
 
     reason = "refused"
-    problem = "the answer was not admitted"
+    problem = "the completion was refused"
 
     def __init__(self, interaction: str | None, problem: str | None = None) -> None:
         self.interaction = interaction
         self.problem = problem or self.problem
-        super().__init__(self.problem if interaction is None else f"question {interaction}: {self.problem}")
+        super().__init__(self.problem if interaction is None else f"interaction {interaction}: {self.problem}")
 
 
 class UnknownInteraction(CompletionRefused, LookupError):
     reason = "unknown"
 
     def __init__(self, named: str) -> None:
-        super().__init__(None, f"nobody asked {named}, or another tenant did; it may also have been pruned")
+        super().__init__(None, f"no interaction {named} of this tenant; it may have been pruned")
         self.named = named
 
 
@@ -298,7 +337,7 @@ class InvalidToken(CompletionRefused):
 
 class CompletionConflict(CompletionRefused):
     reason = "conflict"
-    problem = "was answered before, with another reply; the first one stands"
+    problem = "was completed before, with another reply; the first one stands"
 
 
 class InteractionClosed(CompletionRefused):
@@ -326,17 +365,18 @@ class ProjectionFailed(CompletionRefused):
     reason = "projection"
 
     def __init__(self, interaction: str, problem: str) -> None:
-        super().__init__(interaction, f"no reply could be made of what was sent: {problem}; it stays open")
+        super().__init__(interaction, f"no reply could be made from what was sent: {problem}; it stays open")
 
 
 class AwaitTimeout(StepwellError, TimeoutError):
     def __init__(self, machine: str, step: str, interaction: str) -> None:
-        super().__init__(f"question {interaction}, asked by step {step!r} of {machine}, was not answered in time")
+        super().__init__(f"interaction {interaction}, asked by step {step!r} of {machine}, was not completed in time")
         self.interaction = interaction
 
 
 class SendFailed(StepwellError):
-    """Raise it, or anything else, in a transport's `send`: the question is sent again, `retry_after` if given."""
+    """Raise it, or anything else, in a transport's `send`: the interaction is sent again, after `retry_after` if given.
+    """
 
     def __init__(self, problem: str, retry_after: timedelta | None = None) -> None:
         super().__init__(problem)
@@ -351,12 +391,21 @@ class ItemFailed(StepwellError):
         self.id, self.reason = instance_id, reason
 
 
+class SourceChanged(StepwellError):
+    def __init__(self, machine: str, step: str, item: int, asked: str, given: str | None) -> None:
+        super().__init__(f"item {item} of step {step!r} of {machine} was {asked} in an earlier attempt, and is "
+                         f"{'missing' if given is None else given} now; nothing more is asked. A source must give the "
+                         "same items in every attempt: list them once and keep the list, or name with idempotency= the "
+                         "fields that stay the same")
+        self.machine, self.step, self.item, self.asked, self.given = machine, step, item, asked, given
+
+
 class Undeliverable(StepwellError):
-    """Raise it in a transport's `send`, with the reason, if trying again is of no use: the question fails."""
+    """Raise it in a transport's `send`, with the reason, if a retry cannot succeed: the interaction fails."""
 
 
 class UnknownDestination(StepwellError, LookupError):
-    """Raised when a transport is opened. Its worker goes on with all else, and looks again."""
+    """Raised when a transport is opened. Its worker continues with everything else, and tries again."""
 
     def __init__(self, transport: str, kind: str, destination: str, hint: str) -> None:
         super().__init__(f"transport {transport!r}: there is no {kind} {destination!r}; {hint}")
@@ -379,7 +428,7 @@ class InstanceCancelled(StepwellError):
 class InvalidResult(StepwellError):
     def __init__(self, instance_id: int, job: str, field: str, problem: str) -> None:
         super().__init__(f"{job} #{instance_id} is done, but its stored result does not fit what the job returns: "
-                         f"{field}: {problem}; correct the annotation, or read it as it is from (await handle.get())"
+                         f"{field}: {problem}; correct the annotation, or read the raw value from (await handle.get())"
                          ".result")
         self.id, self.job = instance_id, job
         self.field, self.problem = field, problem
@@ -394,7 +443,7 @@ class StepTimeout(StepwellError, TimeoutError):
 class NotTransactional(StepwellError, RuntimeError):
     def __init__(self, machine: str, step: str, *, in_handle: bool) -> None:
         super().__init__(
-            f"`handle` of {machine} has no connection: it runs outside of any transaction, after that of the step was "
+            f"`handle` of {machine} has no connection: it runs outside any transaction, after that of the step was "
             "rolled back; return an outcome, and write in a transactional step"
             if in_handle else
             f"step {step!r} of {machine} has no connection; mark it with @step(transactional=True), "
@@ -405,7 +454,7 @@ class NotTransactional(StepwellError, RuntimeError):
 
 class TransactionBroken(StepwellError):
     def __init__(self, problem: str) -> None:
-        super().__init__(f"the transaction of this step can not be committed: {problem}")
+        super().__init__(f"the transaction of this step cannot be committed: {problem}")
         self.problem = problem
 
 

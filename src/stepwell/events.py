@@ -1,4 +1,4 @@
-"""What an engine tells those who hooked an event: the names, and the one record for all of them."""
+"""Events for hooks: their names, and one record for all of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NAMES: Final[tuple[EventName, ...]] = get_args(EventName)
 OutcomeName: TypeAlias = Literal["Next", "Retry", "Await", "Spawn", "Ask", "Done", "Stop"]
 
 
-# A Struct, not a dataclass: a hooked engine makes one per row, and this one is made three times faster.
+# A Struct, as it is made three times faster than a dataclass: a hooked engine makes one per row.
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that has happened. It can not be changed, and what an event does not know is None.
+    """One event. It is immutable; values that do not apply are None.
 
-    started      an instance is stored: by start, start_many, signal_or_start, or as somebody's child
-    committed    an outcome is durable: `step` has run, `outcome` says what it returned, `next_step` where it goes on
+    started      an instance is stored: by start, start_many, signal_or_start, or as a child
+    committed    an outcome is durable: `step` has run, `outcome` is what it returned, `next_step` the step after it
     failed       an instance has ended as failed: by its outcome, or because its step ended too many workers
-    stale        an outcome was dropped, since the claim was no longer this worker's
-    reaped       a row was taken from a worker that died (`worker_id`)
-    limit_wait   an instance was put aside until a limit lets it go
-    large        what an instance was started with, or what a step has left, is larger than `large_payload` (`size`)
+    stale        an outcome was dropped, since the worker no longer held the claim
+    reaped       a row was taken from a dead worker (`worker_id`)
+    limit_wait   an instance was put on hold until a limit admits it
+    large        the state of a start, or the data of an outcome, is larger than `large_payload` (`size`)
     """
 
     name: EventName
@@ -46,12 +46,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     error_message: str | None = None
     worker_id: int | None = None
     parent_id: int | None = None
-    size: int | None = None  # characters of JSON: state, result and question together
+    size: int | None = None  # characters of JSON: state, result and request together
 
 
 Events: TypeAlias = EventName | Literal["all"] | Sequence[EventName]
 
 Callback: TypeAlias = Callable[[Event], object]
-"""What is called with each event, in the hooks' own thread; a coroutine that it returns is awaited there."""
+"""A function that is called with each event, in the thread of the hooks; if it returns a coroutine, it is awaited."""
 
 Hooked = TypeVar("Hooked", bound=Callback)

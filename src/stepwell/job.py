@@ -1,4 +1,4 @@
-"""How a job is declared: one typed function with retries."""
+"""Declares jobs: typed functions with retries."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def exponential(attempt: int) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of one call, checked when it is started."""
+    """Arguments of one call, checked when the job is started."""
 
     job: Job[Any, Any]
     values: dict[str, Any]
 
 
 class Job(Generic[P, Result_co]):
-    """A function that runs durably: at least once, until it returns, with retries between.
+    """A function that runs durably: at least once, with retries, until it returns.
 
-    `Job[P, R]`: P are its parameters, R is its result, which of an async function is the awaited value.
+    `Job[P, R]`: P are its parameters, R is its result; for an async function, the awaited value.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Job(Generic[P, Result_co]):
         _check_job(self)
         self.parameters, self.context_parameter, self.returns = _read_signature(self)
         if transactional and self.context_parameter is None:
-            raise DefinitionError(f"job {self.name} is transactional and has no way to its connection; "
+            raise DefinitionError(f"job {self.name} is transactional and cannot reach its connection; "
                                   "give it a parameter annotated Context")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call the function itself, here and now; nothing durable about it."""
+        """Call the function directly, not durably."""
         return self.function(*args, **kwargs)
 
     def args(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
@@ -96,7 +96,7 @@ class Job(Generic[P, Result_co]):
 
 
 if TYPE_CHECKING:
-    # What `@job` gives, for type checkers: they know what a call of it returns. At run time both are a Job.
+    # The types of `@job` for type checkers, with what a call returns. At run time both are a Job.
 
     class AsyncJob(Job[P, Result_co]):
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Result_co]: ...
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 
 class MakeJob(Protocol):
-    """What `@job(queue=…)` is, before it meets its function."""
+    """The decorator that `@job(queue=…)` returns."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # as for `job`
@@ -117,7 +117,7 @@ class MakeJob(Protocol):
 
 
 @overload
-def job(  # type: ignore[overload-overlap]  # a coroutine could be a plain result too, but nobody can store one
+def job(  # type: ignore[overload-overlap]  # a coroutine could be a plain result too, but cannot be stored
     function: Callable[P, Coroutine[Any, Any, R]], /
 ) -> AsyncJob[P, R]: ...
 @overload
@@ -168,11 +168,11 @@ def _check_job(checked: Job[Any, Any]) -> None:
 
 
 def _read_signature(read: Job[Any, Any]) -> tuple[dict[str, tuple[Any, Any]], str | None, Any]:
-    """The typed arguments, the parameter annotated `Context` if there is one, and what it returns."""
+    """The typed arguments, the parameter annotated `Context` if there is one, and the return annotation."""
     try:
         hints = typing.get_type_hints(read.function, include_extras=True)
     except NameError as error:
-        raise DefinitionError(f"job {read.name}: an annotation does not resolve: {error}; "
+        raise DefinitionError(f"job {read.name}: an annotation cannot be resolved: {error}; "
                               "its types must be importable where the function is defined") from error
     arguments: dict[str, tuple[Any, Any]] = {}
     context: str | None = None

@@ -1,4 +1,4 @@
-"""How limits are declared: how many may run at a time, and how often; `Engine(limits=[…])`."""
+"""Declares limits, for `Engine(limits=[…])`: how many instances run at a time, and how often."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConcurrencyLimit:
 
 @dataclass(frozen=True, slots=True, init=False)
 class RateLimit:
-    """A bucket of `burst` tokens (default: n) that fills by `n` tokens per `per`; a step takes its weight of them."""
+    """A bucket of `burst` tokens (default: n) that gets `n` tokens per `per`; a step takes tokens by its weight."""
 
     name: str
     n: int
@@ -60,7 +60,7 @@ Limit: TypeAlias = ConcurrencyLimit | RateLimit
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What `@step(…)` and `@job(…)` say about limits, as it was written."""
+    """The limits in `@step(…)` and `@job(…)`, as written."""
 
     concurrency_limit: LimitRef | None = None
     rate_limit: LimitRef | None = None
@@ -70,19 +70,19 @@ class StepLimits:
 def step_limits(
     concurrency_limit: LimitRef | None, rate_limit: LimitRef | None, weight: int | None
 ) -> StepLimits | None:
-    """What a step says about limits; None if nothing."""
+    """The limits of a step; None if it has none."""
     if concurrency_limit is None and rate_limit is None and weight is None:
         return None
     return StepLimits(concurrency_limit, rate_limit, weight)
 
 
 def kind_of(limit: Limit) -> LimitKind:
-    """What a limit counts: those that run, or those that begin."""
+    """What a limit counts: running steps (concurrency), or starting steps (rate)."""
     return "concurrency" if isinstance(limit, ConcurrencyLimit) else "rate"
 
 
 def by_kind_and_name(limits: Iterable[Limit]) -> dict[tuple[LimitKind, str], Limit]:
-    """Declared limits; a rate and a concurrency limit may share a name, two of a kind may not."""
+    """Declared limits; a rate limit and a concurrency limit may share a name, two of a kind may not."""
     if not isinstance(limits, Iterable):
         raise DefinitionError(f"limits: expected a list, got {limits!r}; write limits=[…]")
     found: dict[tuple[LimitKind, str], Limit] = {}
@@ -97,14 +97,14 @@ def by_kind_and_name(limits: Iterable[Limit]) -> dict[tuple[LimitKind, str], Lim
 
 
 def whole_problem(number: object, *, least: int = 1) -> str | None:
-    """What is wrong with a number of slots, tokens or instances; None if nothing is."""
+    """The problem of a number of slots, tokens or instances; None if it is valid."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= MOST:
-        return f"{number!r} is no whole number from {least} to {MOST:,}"
+        return f"{number!r} is not a whole number from {least} to {MOST:,}"
     return None
 
 
 def period_problem(per: object) -> str | None:
-    """What is wrong with a period; None if nothing is."""
+    """The problem of a period; None if it is valid."""
     if isinstance(per, bool) or not isinstance(per, timedelta | int | float):
         return f"expected a timedelta or seconds, got {per!r}"
     seconds = per.total_seconds() if isinstance(per, timedelta) else per
@@ -114,7 +114,7 @@ def period_problem(per: object) -> str | None:
 
 
 def to_period(per: timedelta | float) -> timedelta:
-    """A period, given as such or in seconds."""
+    """A period, given as a timedelta or in seconds."""
     return per if isinstance(per, timedelta) else timedelta(seconds=per)
 
 

@@ -1,11 +1,12 @@
-"""How a machine is declared: a class with steps, a nested State and a `handle`."""
+"""Declares machines: classes with steps, a nested State and a `handle`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Unpack, overload
 
 from stepwell.config import check_name
@@ -17,7 +18,7 @@ from stepwell.outcomes import Entry, Outcome, StartOptions, StepRef, Stop
 StepFunction = TypeVar("StepFunction", bound=Callable[..., Any])
 
 TRANSACTIONAL_TIMEOUT = timedelta(seconds=60)
-"""How long a transactional step may run that has no timeout of its own: it holds locks."""
+"""The default timeout of a transactional step, which holds locks."""
 MAX_TIMEOUT = timedelta(days=365)
 _MARK = "__stepwell_step__"
 
@@ -31,7 +32,7 @@ class Step:
     is_async: bool
     timeout: timedelta | None
     transactional: bool = False
-    limits: StepLimits | None = None  # None: it needs none
+    limits: StepLimits | None = None  # None: it has none
 
 
 @overload
@@ -58,7 +59,7 @@ def step(
     """Mark a method as a step. It stays a plain method: `self.ship` names it, `machine.ship(ctx)` calls it.
 
     What a transactional step writes through `ctx.connection` is committed with its outcome, or not at all.
-    Limits are those of the engine, by name: whatever instance comes to this step needs them before it runs.
+    Limits are those of the engine, by name: every instance needs them before it runs this step.
     """
     check_timeout(timeout)
 
@@ -78,7 +79,7 @@ def step(
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse a step's timeout that is no timedelta or out of range."""
+    """Refuse a step's timeout that is not a timedelta, or out of range."""
     if timeout is None:
         return
     if not isinstance(timeout, timedelta):
@@ -88,16 +89,16 @@ def check_timeout(timeout: object) -> None:
 
 
 def check_transactional(where: str, transactional: object, *, is_async: bool) -> None:
-    """Refuse a transactional step that could not use its connection."""
+    """Refuse a transactional step that cannot use its connection."""
     if not isinstance(transactional, bool):
         raise DefinitionError(f"{where}: transactional must be True or False, not {transactional!r}")
     if transactional and not is_async:
         raise DefinitionError(f"{where} is transactional and must be `async def`: its connection belongs to the loop, "
-                              "and a thread can not use it")
+                              "and a thread cannot use it")
 
 
 def step_name(ref: StepRef) -> str | None:
-    """The name a step reference stands for; None if it is no step reference."""
+    """The step's name in a step reference; None if it is not a step reference."""
     if isinstance(ref, str):
         return ref
     mark = getattr(ref, _MARK, None)
@@ -105,7 +106,7 @@ def step_name(ref: StepRef) -> str | None:
 
 
 class Compiled(Protocol):
-    """Something that was made into a machine, as a pipeline: it may stand wherever its machine may."""
+    """Something that compiles to a machine, such as a pipeline: usable wherever its machine is."""
 
     @property
     def machine(self) -> type[Machine]: ...
@@ -121,8 +122,10 @@ class Machine:
     state_type: ClassVar[type | None]
     retention: ClassVar[timedelta | Literal[False] | None]
     steps: ClassVar[dict[str, Step]]
-    _state_from: ClassVar[Callable[[Any], Any] | None] = None  # of a machine that was made of something: input → state
-    _refuse_restart: ClassVar[Callable[[int | None, str, str], str | None] | None] = None  # of such: why not there
+    _state_from: ClassVar[Callable[[Any], Any] | None] = None  # of a compiled machine: input → state
+    _shape: ClassVar[str | None] = None  # of a compiled one: a hash of its steps; another shape is another version
+    _authored: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of a compiled one: the author's names, by step
+    _refuse_restart: ClassVar[Callable[[int | None, str, str], str | None] | None] = None  # why not at that step
 
     def __init_subclass__(
         cls,
@@ -149,7 +152,7 @@ class Machine:
         _check_machine(cls)
 
     async def handle(self, error: Exception, ctx: Context[Any]) -> Outcome:
-        """Decide what follows an error of a step. Override it; by default the instance fails."""
+        """Return the outcome after an error of a step. Override it; by default the instance fails."""
         return Stop(error)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a step, or `handle`, returns: small frozen values that say where the instance goes."""
+"""The outcomes that a step or `handle` returns: small frozen values that say how the instance continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from stepwell.limits import LimitRef
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # every checker brings it along; at run time nothing needs the default
+    from typing_extensions import TypeVar  # every type checker has it; at run time nothing needs the default
 
     Result = TypeVar("Result", default=Any)
     Result_co = TypeVar("Result_co", covariant=True, default=Any)
@@ -24,7 +24,7 @@ else:
 
 
 class Unset:
-    """The type of a field nobody gave: neither a value nor None."""
+    """The type of a field that was not given: neither a value nor None."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -70,7 +70,7 @@ class Startable(Protocol):
 
 
 class Entry(NamedTuple, Generic[Result_co]):
-    """What `Checkout.child(...)` gives: one start, for `start_many` and `Spawn`."""
+    """What `Checkout.child(...)` returns: one start, for `start_many` and `Spawn`."""
 
     machine: Startable | str
     state: object
@@ -82,15 +82,15 @@ Start: TypeAlias = Entry[Any] | tuple[Startable | str, Any] | Startable | str
 
 
 class Next(msgspec.Struct, frozen=True):
-    """Go on at `step`, now or after `delay`; the attempt count starts again at 0. Consumes what was handed."""
+    """Continue at `step`, now or after `delay`; the attempt count restarts at 0. Consumes the signals of this step."""
 
     step: StepRef
     state: Any = UNSET
     delay: timedelta | None = None
     queue: str | None = None
     priority: int | None = None
-    concurrency_key: str | Unset | None = UNSET  # unset keeps it, None gives it up
-    concurrency_limit: LimitRef | Unset | None = UNSET  # unset keeps it, None gives it up
+    concurrency_key: str | Unset | None = UNSET  # unset keeps it, None removes it
+    concurrency_limit: LimitRef | Unset | None = UNSET  # unset keeps it, None removes it
     rate_limit: LimitRef | Unset | None = UNSET  # for this one step; unset: what the step declares
     weight: int | None = None  # None: what the step declares, else 1
 
@@ -104,9 +104,9 @@ class Retry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Await:
-    """Park until a signal of one of these names comes, or `timeout` passes; go on at `then`.
+    """Park until a signal of one of these names arrives, or `timeout` passes; continue at `then`.
 
-    Consumes nothing, so that a pack accumulates by awaiting again; `consume=True` drops what was handed first.
+    Consumes nothing, so that repeated awaits collect signals; `consume=True` first consumes the signals of this step.
     """
 
     names: tuple[str, ...]
@@ -130,9 +130,9 @@ class Await:
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """Start children and park until all of them have ended; go on at `then` with `ctx.children`.
+    """Start children and park until all of them have ended; continue at `then` with `ctx.children`.
 
-    Children are `LineItem.child(state, …)` or (machine, state). Consumes what was handed.
+    Children are `Parcel.child(state, …)` or (machine, state). Consumes the signals of this step.
     """
 
     children: Sequence[Start]
@@ -140,20 +140,20 @@ class Spawn(msgspec.Struct, frozen=True):
     state: Any = UNSET
 
 
-MAX_ITEMS = 10_000  # of a list in one question, or in one answer, unless the question says otherwise
+MAX_ITEMS = 10_000  # of a list in one request or reply, unless the Ask says otherwise
 
 OnTimeout: TypeAlias = Literal["wake", "fail"]
-"""What a question does whose time is over: wake its step with that status, or fail the instance."""
+"""What happens when an interaction times out: wake the instance with that status, or fail it."""
 
 
 class AskEach(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Ask.each(...)` gives: one question per item, and then on at `then` with `ctx.replies`, in item order."""
+    """What `Ask.each(...)` returns: one interaction per item; continue at `then` with `ctx.replies`, in item order."""
 
     transport: str
     items: Iterable[Any] | AsyncIterable[Any]
     then: StepRef
     reply: Any = Any
-    window: int = 200  # questions that are out and unanswered at a time, in the whole cluster
+    window: int = 200  # open interactions of this instance that are sent at a time, in the whole cluster
     timeout: timedelta | None = None  # of each item, from the moment it may be sent
     on_timeout: OnTimeout = "wake"
     idempotency: Sequence[str] = ()
@@ -162,18 +162,19 @@ class AskEach(msgspec.Struct, frozen=True, kw_only=True):
     assignee: str | None = None
     group: str | None = None
     state: Any = UNSET
-    item_step: StepRef | None = None  # of pipelines: each answer goes on there by itself
+    item_step: StepRef | None = None  # of pipelines: the first step of continuations
     request_type: Any = Any  # of pipelines: what each item has to be
+    await_step: str | None = None  # of pipelines: the name of the await step, as its author wrote it
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask the world, and park until it has answered or `timeout` passes; go on at `then` with `ctx.reply`.
+    """Ask an external system, and park until it has replied or `timeout` passes; continue at `then` with `ctx.reply`.
 
-    `reply` is the type of the answer; one that does not fit it is refused, and the question stays open. A list as the
-    request is one question about many. `idempotency` names fields of the request that make the key under which the
-    other side may recognise a question it has seen; the key is this execution's own, unless it is `shared` on purpose.
-    With `token`, only who brings the signed token may answer. A list, asked or answered, has at most `max_items`; 0: as
-    many as `max_payload` lets. Consumes what was handed.
+    `reply` is the type of the reply; one that does not fit is refused, and the interaction stays open. A list as the
+    request is one question about many items. `idempotency` names fields of the request that form a key, by which the
+    external system can recognise a repeated request; other executions have other keys, unless it is `shared`.
+    With `token`, a completion needs the signed token. A list in the request or the reply has at most `max_items`; 0: as
+    many as `max_payload` allows. Consumes the signals of this step.
     """
 
     transport: str
@@ -190,6 +191,7 @@ class Ask(msgspec.Struct, frozen=True):
     state: Any = UNSET
     max_items: int = MAX_ITEMS
     request_type: Any = Any  # of pipelines: what the request has to be
+    await_step: str | None = None  # of pipelines: the name of the await step, as its author wrote it
 
     @staticmethod
     def each(
@@ -208,7 +210,8 @@ class Ask(msgspec.Struct, frozen=True):
         group: str | None = None,
         state: Any = UNSET,
     ) -> AskEach:
-        """One question per item, at most `window` of them unanswered at a time; no items: on at once."""
+        """One interaction per item, at most `window` of them sent and open at a time; without items, continue at once.
+        """
         return AskEach(
             transport=transport, items=items, then=then, reply=reply, window=window, timeout=timeout,
             on_timeout=on_timeout, idempotency=idempotency, shared=shared, token=token, assignee=assignee, group=group,
@@ -217,14 +220,14 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The end: the instance is done, with a result."""
+    """End the instance as done, with a result."""
 
     result: Any = None
     state: Any = UNSET
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """The end: the instance has failed, for a reason in words or for an exception."""
+    """End the instance as failed, for a reason in words or an exception."""
 
     reason: str | BaseException = "stopped"
     state: Any = UNSET

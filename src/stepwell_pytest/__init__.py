@@ -1,6 +1,6 @@
-"""The pytest plugin: harnesses as fixtures, closed when the test is over, and the server left when all are.
+"""The pytest plugin: harnesses as fixtures, closed when the test has ended; the server is left when all have.
 
-A package of its own, as pytest imports it in every run: nothing of Stepwell is imported before a test asks for it.
+Its own package, as pytest imports it in every run: nothing of Stepwell is imported before a test asks for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from stepwell.testing.blocking import BlockingHarness
-    from stepwell.testing.opening import Opening
+    from stepwell.testing.fixtures import Opening
 
 _OPENING = pytest.StashKey["Opening"]()
 
@@ -24,9 +24,9 @@ _OPENING = pytest.StashKey["Opening"]()
 def stepwell_harness(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """A harness for an async test: `h = await stepwell_harness([Checkout], **settings)`; closed at the test's end.
 
-    Works with whatever runs the test: pytest-asyncio, or the plugin of anyio.
+    Works with pytest-asyncio and with the plugin of anyio.
     """
-    from stepwell.testing.opening import Opening  # noqa: PLC0415 - only who uses it pays for it
+    from stepwell.testing.fixtures import Opening  # noqa: PLC0415 - only users of it pay for it
 
     opening = request.node.stash[_OPENING] = Opening(request.node.name)
     return opening.open
@@ -35,7 +35,7 @@ def stepwell_harness(request: pytest.FixtureRequest) -> Callable[..., Any]:
 @pytest.fixture
 def stepwell_blocking_harness() -> Iterator[Callable[..., BlockingHarness]]:
     """A harness for a plain test, without any await: `h = stepwell_blocking_harness([Checkout], **settings)`."""
-    from stepwell.testing.blocking import BlockingHarness  # noqa: PLC0415 - only who uses it pays for it
+    from stepwell.testing.blocking import BlockingHarness  # noqa: PLC0415 - only users of it pay for it
 
     opened: list[BlockingHarness] = []
 
@@ -50,7 +50,7 @@ def stepwell_blocking_harness() -> Iterator[Callable[..., BlockingHarness]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let an async test close its harnesses itself: a fixture would have to know whose loop that is."""
+    """Let an async test close its harnesses itself: a fixture would have to know its loop."""
     opening = item.stash.get(_OPENING, None)
     if opening is None or not isinstance(item, pytest.Function):
         return
@@ -60,10 +60,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Drop what is kept, and leave the server: some runners end their processes without saying goodbye."""
-    keeper = sys.modules.get("stepwell.testing.keeper")
-    if keeper is not None:
-        keeper.close_keepers()
+    """Drop the kept databases, and leave the server: some runners end their processes without an exit handler."""
+    pool = sys.modules.get("stepwell.testing.database_pool")
+    if pool is not None:
+        pool.close_pools()
 
 
 def _closing(test: Callable[..., Any], opening: Opening) -> Callable[..., Any]:

@@ -10,10 +10,12 @@ import pytest
 
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
+from tests.support import contest as contests
+from tests.support.contest import Contest
 from tests.support.crash_app import CREATE_EFFECTS, MACHINES
 from tests.support.processes import WorkerProcess, worker_processes
 from tests.support.race import Plain, Race
-from tests.support.shared_database import shared_database
+from tests.support.shared_database import SharedHarness, shared_database
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
 
@@ -34,7 +36,7 @@ async def start_worker() -> AsyncIterator[StartWorker]:
 
 @pytest.fixture
 async def race(make_harness: MakeHarness) -> AsyncIterator[Race]:
-    """A database whose sessions the test drives itself."""
+    """A database with sessions that the test drives itself."""
     harness = await make_harness([Plain])
     async with AsyncExitStack() as stack:
         yield Race(harness, stack)
@@ -48,8 +50,15 @@ async def h(make_harness: MakeHarness) -> Harness:
     return harness
 
 
+@pytest.fixture
+async def contest(shared_url: str) -> AsyncIterator[Contest]:
+    """Two or more connections on one database: `one, other = await contest.join()`."""
+    async with SharedHarness(shared_url, [contests.Plain]) as harness, Contest.on(harness) as contest:
+        yield contest
+
+
 async def effects(h: Harness, instance: int) -> list[tuple[Any, ...]]:
-    """(step, attempt, crashes, pid, note) of every run, in the order of their happening."""
+    """(step, attempt, crashes, pid, note) of every run, in order of time."""
     rows = await h.sql(
         "select step, attempt, crashes, pid, note from effects where instance = $1 order by number", instance
     )
@@ -62,10 +71,10 @@ async def is_all_over(h: Harness) -> bool:
 
 
 async def is_executing(h: Harness) -> bool:
-    """Whether any row is still in some worker's hands."""
+    """Whether any row is still claimed by a worker."""
     return bool(await h.sql("select from stepwell.instances where status = 'executing'"))
 
 
 async def worker_ids(h: Harness, pid: int) -> list[int]:
-    """The ids under which a process is entered as a worker."""
-    return [row["id"] for row in await h.sql("select id from stepwell.workers where pid = $1 order by id", pid)]
+    """The ids of the workers that a process has registered."""
+    return [row["id"] for row in await h.sql("select id from stepwell.workers where pid = $1 order by started_at", pid)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from stepwell._core.codec import decode_value
-from tests.soak.world import World
+from stepwell._core.serialization.codec import decode_value
+from tests.soak.environment import Environment
 from tests.support.waiting import eventually
 
 LIVE = "status not in ('done', 'failed', 'cancelled')"
@@ -30,7 +30,7 @@ OFFENDERS = {
         "  when 'awaiting_children' then children_pending > 0 "
         "  else false end"
     ),
-    "who awaits has in its inbox what it was handed and keeps, and nothing that would have woken it": (
+    "an instance that awaits has in its inbox exactly the matching signals that it kept": (
         "select i.id, d.state -> 'kept' as kept, count(s.id) as found "
         "from stepwell.instances i join stepwell.instance_data d using (id) "
         "left join stepwell.signals s on s.instance_id = i.id and not s.consumed and s.name = any (i.awaits) "
@@ -55,7 +55,7 @@ OFFENDERS = {
         "group by 1 having count(*) > 1"
     ),
     "nothing that may never happen was written down": "select * from soak_log where kind like 'offence%'",
-    "no two were inside a critical section at once, but for those whose claim was lost": (
+    "no two were inside a critical section at once, except after a lost claim": (
         "with kept as (select s.* from soak_sections s where s.ended is not null "
         "  and not s.instance = any ($1::bigint[]) "
         "  and not exists (select from soak_log l where l.kind = 'claim lost' and l.instance = s.instance "
@@ -72,12 +72,12 @@ OFFENDERS = {
 }
 
 
-async def settled(world: World) -> None:
-    """Wait until nothing runs or may run: what is left waits for the world or for its time."""
+async def settled(environment: Environment) -> None:
+    """Wait until nothing runs or may run: what is left waits for an event or for its time."""
 
     async def look() -> bool:
         nonlocal busy
-        busy = [dict(row) for row in await world.sql(UNSETTLED)]
+        busy = [dict(row) for row in await environment.sql(UNSETTLED)]
         return not busy
 
     busy: list[dict[str, Any]] = []
@@ -87,33 +87,35 @@ async def settled(world: World) -> None:
         raise AssertionError(f"these can run and do not: {busy}") from None
 
 
-async def ended(world: World) -> bool:
-    return not await world.sql(f"select from stepwell.instances where {LIVE} limit 1")
+async def ended(environment: Environment) -> bool:
+    return not await environment.sql(f"select from stepwell.instances where {LIVE} limit 1")
 
 
-async def check(world: World, operated: set[int]) -> None:
+async def check(environment: Environment, operated: set[int]) -> None:
     for promise, query in OFFENDERS.items():
         args = [sorted(operated)] if "$1" in query else []
-        offenders = [dict(row) for row in await world.sql(query, *args)]
+        offenders = [dict(row) for row in await environment.sql(query, *args)]
         assert not offenders, f"{promise}: {offenders}"
 
 
-async def check_signals(world: World, sent: dict[int, str | None], refused: set[int]) -> None:
+async def check_signals(environment: Environment, sent: dict[int, str | None], refused: set[int]) -> None:
     """Every accepted signal arrived, or its event had; every arrival is consumed once, waits, or went with its end."""
-    arrivals = await world.sql("select number, instance, signal, payload::text as payload, dedup_key from soak_log "
-                               "where kind = 'arrived' order by number")
+    arrivals = await environment.sql(
+        "select number, instance, signal, payload::text as payload, dedup_key from soak_log "
+        "where kind = 'arrived' order by number"
+    )
     payloads = {decode_value(row["payload"]) for row in arrivals}
     events = {row["dedup_key"] for row in arrivals if row["dedup_key"] is not None}
     lost = [n for n, event in sent.items() if n not in payloads and (event is None or event not in events)]
     assert not lost, f"accepted and never stored: {lost}"
     assert not payloads & refused, f"refused and stored: {payloads & refused}"
-    states = await world.sql("select id, state::text as state from stepwell.instance_data")
+    states = await environment.sql("select id, state::text as state from stepwell.instance_data")
     consumed = {row["id"]: Counter(decode_value(row["state"]).get("consumed", [])) for row in states}
-    # What is done has no inbox; a worker that died between its commit and the drop of it leaves that to the pruner.
-    waiting = {row["id"] for row in await world.sql(
+    # A done instance has no inbox; a worker that died between its commit and the drop leaves that to the pruner.
+    waiting = {row["id"] for row in await environment.sql(
         "select s.id from stepwell.signals s join stepwell.instances i on i.id = s.instance_id "
         "where not s.consumed and i.status <> 'done'")}
-    ends = await world.sql("select instance, max(number) as number from soak_log where kind = 'done' group by 1")
+    ends = await environment.sql("select instance, max(number) as number from soak_log where kind = 'done' group by 1")
     last_end = {row["instance"]: row["number"] for row in ends}
     for row in arrivals:
         times = consumed[row["instance"]][decode_value(row["payload"])]

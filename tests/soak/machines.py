@@ -19,7 +19,8 @@ PACK = 3
 class Pack(Machine, initial="gather"):
     """Gathers items in packs of three until it is closed.
 
-    In its state stands what it consumed, by payload, and how many it was handed and keeps while it waits for more.
+    Its state has the consumed signals, by payload, and the number of signals that it saw and keeps while it waits for
+    more.
     """
 
     @step
@@ -46,13 +47,13 @@ class Pack(Machine, initial="gather"):
 
 
 class Flaky(Machine, initial="try_it"):
-    """Fails as often as its state says, in one way or the other, and then ends as it says."""
+    """Fails as often as its state says, in one of two ways, and then ends as it says."""
 
     @step
     async def try_it(self, ctx: Context[State]) -> Outcome:
         if ctx.attempt < ctx.state.get("fails", 0):
             if ctx.attempt % 2:
-                raise ConnectionError("the world is away")
+                raise ConnectionError("the environment is away")
             return Retry(delay=timedelta(seconds=ctx.attempt))
         return Stop("enough") if ctx.state.get("stops") else Done(ctx.attempt)
 

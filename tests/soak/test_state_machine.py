@@ -1,6 +1,7 @@
-"""Anything in any order, with workers that die: nothing is lost, nothing is stuck, nothing happens twice.
+"""Any events in any order, with workers that die: nothing is lost, nothing is stuck, nothing happens twice.
 
-Short by default. `make soak` goes on for STEPWELL_SOAK_SECONDS, with a new seed each time, from STEPWELL_SOAK_SEED on.
+Short by default. `make soak` continues for STEPWELL_SOAK_SECONDS, with a new seed each time, from STEPWELL_SOAK_SEED
+on.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from stepwell import Duplicate, NoTarget
 from stepwell.errors import InvalidInput
 from stepwell.outcomes import Entry
 from tests.soak import checks
+from tests.soak.environment import Environment
 from tests.soak.machines import STEPS, Fan, Flaky, Pack, Section
-from tests.soak.world import World
 from tests.support.shared_database import shared_database
 
 NODES = 3
@@ -67,7 +68,7 @@ def deed(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy
     return st.tuples(st.just(verb), st.fixed_dictionaries(arguments))
 
 
-# All in one rule: of several, hypothesis leaves some out of a run, and what we look for lies between them.
+# All in one rule: of several, hypothesis leaves some out of a run, and the faults are found between them.
 start = deed("start", entry=entries, many=st.integers(1, 4))
 signal = deed("signal", at=any_one, key=keys, name=st.sampled_from(NAMES), event=keys)
 operate = deed("operate", at=any_one, act=st.sampled_from(OPERATIONS))
@@ -79,16 +80,16 @@ deeds = st.one_of(
     deed("node", number=WORKERS, act=st.sampled_from(PLUGS)),
 )  # fmt: skip
 
-figures: Counter[str] = Counter()  # of what happened in all worlds
+figures: Counter[str] = Counter()  # of what happened in all runs
 opened: list[str] = []  # the URL, for machines that hypothesis makes
 
 
 class Soak(RuleBasedStateMachine):
-    """Three workers, one client, one operator, one who pulls plugs."""
+    """Three workers, one client, one operator, and one that kills workers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(opened[-1])
+        self.environment = Environment(opened[-1])
         self.ids: list[int] = []
         self.operated: set[int] = set()
         self.sent: dict[int, str | None] = {}  # payload to event
@@ -97,9 +98,9 @@ class Soak(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.world.do(self.world.open())
+        self.environment.do(self.environment.open())
         for number in range(NODES):
-            self.world.do(self.world.start_node(number))
+            self.environment.do(self.environment.start_node(number))
 
     @rule(deed=deeds)
     def let(self, deed: tuple[str, dict[str, Any]]) -> None:
@@ -109,16 +110,16 @@ class Soak(RuleBasedStateMachine):
 
     @property
     def engine(self) -> Any:
-        return self.world.harness.engine
+        return self.environment.harness.engine
 
     @property
     def sender(self) -> Any:
-        """Who signals: the client, or one beside a worker, into whose hands the delivery is."""
-        engines = [self.engine, *(node.engine for node in self.world.nodes.values())]
+        """The engine that signals: the client's, or one beside a worker, which may claim the woken instance itself."""
+        engines = [self.engine, *(node.engine for node in self.environment.nodes.values())]
         return engines[self.number % len(engines)]
 
     def start(self, entry: Entry, many: int) -> None:
-        self.ids += [answer.id for answer in self.world.do(self.engine.start_many([entry] * many))]
+        self.ids += [answer.id for answer in self.environment.do(self.engine.start_many([entry] * many))]
 
     def signal(self, at: int, key: int | None, name: str, event: int | None) -> None:
         known = self.known()
@@ -139,23 +140,23 @@ class Soak(RuleBasedStateMachine):
         self.number += 1
         dedup = None if event is None else f"event {event}"
         try:
-            self.world.do(call(self.number, dedup))
+            self.environment.do(call(self.number, dedup))
         except NoTarget:
             self.refused.add(self.number)
         else:
             self.sent[self.number] = dedup
 
     def advance(self, seconds: int) -> None:
-        self.world.do(self.world.harness.advance(timedelta(seconds=seconds)))
+        self.environment.do(self.environment.harness.advance(timedelta(seconds=seconds)))
 
     def operate(self, at: int, act: str) -> None:
         known = self.known() if at % 3 else self.ids  # one in three, whatever became of it
         if not known:
             return
         target = known[at % len(known)]
-        self.operated |= {row["id"] for row in self.world.do(self.world.sql(FAMILY, target))}
+        self.operated |= {row["id"] for row in self.environment.do(self.environment.sql(FAMILY, target))}
         with suppress(Duplicate, InvalidInput):  # its key has another holder by now, or it is done
-            self.world.do(self._operate(target, act))
+            self.environment.do(self._operate(target, act))
 
     async def _operate(self, target: int, act: str) -> None:
         match act:
@@ -168,64 +169,68 @@ class Soak(RuleBasedStateMachine):
 
     def node(self, number: int, act: str) -> None:
         if act.startswith("kill"):
-            self.world.do(self.world.kill_node(number))
+            self.environment.do(self.environment.kill_node(number))
         if act == "stop":
-            self.world.do(self.world.stop_node(number))
+            self.environment.do(self.environment.stop_node(number))
         if act.endswith("start"):
-            self.world.do(self.world.start_node(number))
+            self.environment.do(self.environment.start_node(number))
 
     def known(self) -> list[int]:
-        """What lives by now, children too; else whatever there is."""
+        """The live instances, children too; else all that exist."""
         living = f"select id from stepwell.instances where {checks.LIVE} order by id"
-        rows = self.world.do(self.world.sql(living))
-        return [row["id"] for row in rows or self.world.do(self.world.sql("select id from stepwell.instances"))]
+        rows = self.environment.do(self.environment.sql(living))
+        return [
+            row["id"] for row in rows or self.environment.do(self.environment.sql("select id from stepwell.instances"))
+        ]
 
     def teardown(self) -> None:
         try:
-            if hasattr(self.world, "resources"):
-                self.world.do(self.finish())
+            if hasattr(self.environment, "resources"):
+                self.environment.do(self.finish())
         finally:
-            self.world.close()
+            self.environment.close()
 
     async def finish(self) -> None:
-        """Kill what runs, let fresh workers bring all to rest and look; then push everything to its end and look."""
+        """Kill the workers, let new workers run until nothing is runnable, and check; then end everything and check."""
         for number in range(NODES):
-            await self.world.kill_node(number)
+            await self.environment.kill_node(number)
         await self.settle()
         await self.check()
         for _ in range(PUSHES):
-            if await checks.ended(self.world):
+            if await checks.ended(self.environment):
                 break
             await self.push()
             await self.settle()
-        left = await self.world.sql(f"select * from stepwell.instances where {checks.LIVE}")
+        left = await self.environment.sql(f"select * from stepwell.instances where {checks.LIVE}")
         assert not left, f"some never end: {[dict(row) for row in left]}"
         await self.check()
-        figures["worlds"] += 1
-        for row in await self.world.sql("select kind, count(*)::integer as number from soak_log group by 1"):
+        figures["runs"] += 1
+        for row in await self.environment.sql("select kind, count(*)::integer as number from soak_log group by 1"):
             figures[row["kind"]] += row["number"]
-        [[steps, instances]] = await self.world.sql("select sum(fence)::integer, count(*) from stepwell.instances")
+        [[steps, instances]] = await self.environment.sql(
+            "select sum(fence)::integer, count(*) from stepwell.instances"
+        )
         figures.update(fences=steps or 0, instances=instances)
 
     async def settle(self) -> None:
-        """Let fresh workers do what there is to do, and leave."""
+        """Let new workers run what is runnable, and stop."""
         for number in range(NODES, NODES + 2):
-            await self.world.start_node(number)
-        await checks.settled(self.world)
+            await self.environment.start_node(number)
+        await checks.settled(self.environment)
         for number in range(NODES, NODES + 2):
-            await self.world.stop_node(number)
+            await self.environment.stop_node(number)
 
     async def push(self) -> None:
-        """Close every pack, and let every delay be over."""
-        for row in await self.world.sql("select id from stepwell.instances where status = 'awaiting_signal'"):
+        """Close every pack, and let every delay end."""
+        for row in await self.environment.sql("select id from stepwell.instances where status = 'awaiting_signal'"):
             self.number += 1
             await self.engine.signal(row["id"], "close", self.number)
             self.sent[self.number] = None
-        await self.world.harness.advance(timedelta(hours=1))
+        await self.environment.harness.advance(timedelta(hours=1))
 
     async def check(self) -> None:
-        await checks.check(self.world, self.operated)
-        await checks.check_signals(self.world, self.sent, self.refused)
+        await checks.check(self.environment, self.operated)
+        await checks.check_signals(self.environment, self.sent, self.refused)
 
 
 def run(*, examples: int, steps: int, **more: Any) -> None:
@@ -237,7 +242,7 @@ def run(*, examples: int, steps: int, **more: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # what a killed worker leaves open
-def test_nothing_is_lost_or_stuck_or_done_twice_whatever_happens_in_whatever_order() -> None:
+def test_no_order_of_events_loses_repeats_or_blocks_an_instance() -> None:
     seconds = float(os.environ.get("STEPWELL_SOAK_SECONDS", "0"))
     with shared_database() as url:
         opened.append(url)

@@ -1,4 +1,4 @@
-"""A deep, skewed backlog, built by the server itself: rows of every kind lie mixed on every page."""
+"""A deep, skewed backlog, built by the server itself: rows of every kind are mixed on every page."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import os
 
 import asyncpg
 
-DEPTH = int(os.environ.get("STEPWELL_DEPTH", "1"))  # 10 for `make depth`; a scan is told from an index at any of them
+DEPTH = int(os.environ.get("STEPWELL_DEPTH", "1"))  # 10 for `make depth`; a scan differs from an index at any of them
 RUNNABLE, FUTURE, BLOCKED, TERMINAL, EXECUTING, PARKED = (
     DEPTH * rows for rows in (20_000, 10_000, 10_000, 30_000, 200, 5_000)
 )
 ROWS = RUNNABLE + FUTURE + BLOCKED + TERMINAL + EXECUTING + PARKED
 LIVE_WORKERS, DEAD_WORKERS = 18, 2
-HOT = "hot"  # the key, the limit and the rate that everything blocked waits behind
+HOT = "hot"  # the key, the limit and the rate that all blocked rows wait for
 TABLES = ("instances", "instance_data", "signals", "tombstones", "workers", "machines")
 LABELS = ["order@1", "order@2"]
 
 _WORKERS = f"""
-insert into stepwell.workers (host, boot, pid, process, release, queues, machines, lease_until, steady_since, beat_at)
-select 'host', 'boot', n, 'p' || n, '0', '{{}}', '{{order@1,order@2}}',
+insert into stepwell.workers
+  (id, host, boot, pid, process, release, queues, machines, lease_until, steady_since, beat_at)
+select n, 'host', 'boot', n, 'p' || n, '0', '{{}}', '{{order@1,order@2}}',
        pg_catalog.now() + case when n <= {LIVE_WORKERS} then interval '1 day' else interval '-1 hour' end,
        pg_catalog.now() - interval '1 hour', pg_catalog.now() + interval '1 hour'
 from generate_series(1, {LIVE_WORKERS + DEAD_WORKERS}) as n
@@ -29,7 +30,7 @@ from generate_series(1, {LIVE_WORKERS + DEAD_WORKERS}) as n
 # executing, 50 parked until tomorrow, 10 of those never signalled; 7 and 752 share no factor, so that n * 7 % 752 mixes
 # them. The executing rows at 100, 852, 1604, … have ten ended children each; one ended row of each 752 is older than
 # its machine's retention, and was a child of one that ended as well.
-# Future and blocked rows are the most urgent by priority: they must not be in the way.
+# Future and blocked rows are the most urgent by priority: they must not slow the claim.
 _INSTANCES = f"""
 with numbered as (
   select n, n * 7 % 752 as kind from generate_series(1, $1::integer) as n
@@ -76,7 +77,7 @@ select n, jsonb_build_object('order', n, 'items', 'one, two, three')
 from generate_series(1, $1::integer) as n
 """
 
-# Two signals for whoever executes, and nearly all that are parked; the second is remembered when it is consumed.
+# Two signals for each executing row, and nearly all that are parked; the second is remembered when it is consumed.
 _SIGNALS = """
 insert into stepwell.signals (instance_id, sent_at, name, dedup_key, payload)
 select n, stepwell.now(), 'invoiced', case when twice = 2 then 'event ' || n end, '{"amount": 7}'
@@ -106,7 +107,7 @@ values ('order', 2, 'ship', 'default', '{ship}', true, interval '1 day')
 
 
 async def build(url: str, rows: int = ROWS) -> None:
-    """Fill an empty schema; statistics are the caller's to take, or not to. Wide rows on a second connection."""
+    """Fill an empty schema; the caller decides whether to take statistics. Wide rows on a second connection."""
     await asyncio.gather(
         _run(url, (_WORKERS,), (_INSTANCES, rows), ("select setval('stepwell.instances_id_seq', $1)", rows)),
         _run(url, (_MACHINES,), (_LIMITS,), (_STATES, rows), (_SIGNALS, rows), (_BURIED, rows)),

@@ -11,8 +11,8 @@ from typing import Any
 
 import asyncpg
 
-from stepwell._store.database import CLIENT, PLAN_ANEW, WORKER
-from stepwell._store.wire import numbers
+from stepwell._store.connection.pool import CLIENT, PLAN_ANEW, WORKER
+from stepwell._store.operations.encoding import numbers
 from tests.store.backlog import HOT, LABELS, LIVE_WORKERS
 
 SESSIONS: dict[str, Mapping[str, str]] = {
@@ -29,12 +29,11 @@ class Sample:
 
     executing: list[tuple[int, int, int]]  # id, worker, fence
     runnable: list[int]
-    carried: int  # rows that worker 1 carries
+    carried: int  # rows claimed by worker 1
     parked: list[int] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)  # in the inboxes of the parked
-    limited: list[int] = field(default_factory=list)  # in the lines behind limits
+    limited: list[int] = field(default_factory=list)  # in the wait queues of limits
     parents: list[int] = field(default_factory=list)  # with ten ended children each
-    unsignalled: list[int] = field(default_factory=list)  # parked in the queue default, and never signalled
 
     @property
     def lost(self) -> list[int]:
@@ -77,10 +76,6 @@ async def sample(connection: asyncpg.Connection) -> Sample:
     parked = await connection.fetch(
         "select id from stepwell.instances where status = 'awaiting_signal' and has_inbox order by id limit 1000"
     )
-    unsignalled = await connection.fetch(
-        "select id from stepwell.instances where status = 'awaiting_signal' and not has_inbox and queue = 'default' "
-        "order by id limit 1000"
-    )
     signals = await connection.fetch(
         "select id from stepwell.signals where instance_id = any ($1::bigint[]) order by id", [r["id"] for r in parked]
     )
@@ -92,7 +87,7 @@ async def sample(connection: asyncpg.Connection) -> Sample:
     )
     return Sample(
         [tuple(row) for row in executing], [row["id"] for row in runnable], carried,
-        *([row["id"] for row in rows] for rows in (parked, signals, limited, parents, unsignalled)),
+        *([row["id"] for row in rows] for rows in (parked, signals, limited, parents)),
     )  # fmt: skip
 
 
@@ -111,7 +106,7 @@ def commit(given: Sample, size: int) -> tuple[Any, ...]:
     return (json.dumps([{"id": id_, "worker_id": worker, "fence": fence, **new} for id_, worker, fence in claims]),)
 
 
-def commit_bare(given: Sample, size: int) -> tuple[Any, ...]:
+def commit_fast(given: Sample, size: int) -> tuple[Any, ...]:
     claims = given.executing[:size] or [(n, 1, 1) for n in range(1, size + 1)]
     ids, workers, fences = zip(*claims, strict=True)
     texts = ["{" + ",".join(map(str, each)) + "}" for each in (ids, fences, ["runnable"] * len(ids))]
@@ -120,7 +115,7 @@ def commit_bare(given: Sample, size: int) -> tuple[Any, ...]:
 
 
 def commit_ends(given: Sample, size: int) -> tuple[Any, ...]:
-    *outcomes, _ = commit_bare(given, size)
+    *outcomes, _ = commit_fast(given, size)
     return *outcomes, "{" + ",".join(map(str, given.parents[:20])) + "}"
 
 
@@ -138,7 +133,7 @@ def start_alike(_: Sample, size: int) -> tuple[Any, ...]:
 
 
 def spawn(_: Sample, size: int) -> tuple[Any, ...]:
-    """Half of them are born claimed."""
+    """Half of them are inserted already claimed."""
     states, *common = start_alike(_, size)
     lists = ["{" + ",".join(map(str, numbers)) + "}" for numbers in ([1] * size, [1] * size, range(size))]
     return states, *lists, *common, size // 2, 1
@@ -172,11 +167,6 @@ def deliver(given: Sample, size: int) -> tuple[Any, ...]:
 
 def deliver_plain(given: Sample, size: int) -> tuple[Any, ...]:
     return _plain(given.parked[:size] or list(range(1, size + 1)))
-
-
-def deliver_in_hand(given: Sample, size: int) -> tuple[Any, ...]:
-    ids = given.unsignalled[: size // 2] + given.parked[: size - size // 2]
-    return *_plain(sorted(ids) or list(range(1, size + 1))), 1, "default", LABELS
 
 
 def _plain(ids: list[int]) -> tuple[Any, ...]:
@@ -213,7 +203,8 @@ def admit(given: Sample, size: int) -> tuple[Any, ...]:
 
 
 def begin(given: Sample, size: int, *, by_limits: bool) -> tuple[Any, ...]:
-    return 1, datetime.now(UTC), "{}", numbers([row[0] for row in given.executing[:size]]), by_limits
+    held = [id_ for id_, worker, _ in given.executing if worker == 1][:size]
+    return 1, datetime.now(UTC), "{}", numbers(held), by_limits
 
 
 def release(given: Sample, _: int) -> tuple[Any, ...]:
@@ -234,67 +225,70 @@ def _on(*names: str) -> frozenset[str]:
 _INBOX, _SIGNAL = frozenset({"signals_inbox"}), frozenset({"signals_pkey"})
 CASES = [
     *(Case("instances/claim", claim, n, _on("claim", "concurrency_key"), 18, 40) for n in (1, 50, 500)),
-    *(Case("instances/claim_bare", claim, n, _on("claim"), 17, 40) for n in (1, 50, 500)),
-    *(Case("instances/claim_at_once", claim, n, _on("claim"), 22, 45, inbox=_INBOX) for n in (1, 32)),
-    *(Case("shares/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
-    Case("shares/bring_over", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
+    *(Case("instances/claim_fast", claim, n, _on("claim"), 17, 40) for n in (1, 50, 500)),
+    *(Case("instances/claim_started_fast", claim, n, _on("claim"), 22, 45, inbox=_INBOX) for n in (1, 32)),
+    *(Case("fair_queues/claim", claim_fair, n, _on("claim", "fair", "concurrency_key"), 18, 60) for n in (1, 50, 500)),
+    Case("fair_queues/migrate", lambda _, n: (["default", "mail"],), 1, _on("claim", "fair", "pkey")),
     *(Case("instances/commit", commit, n, per_row=40) for n in (1, 100, 1000)),
-    *(Case("instances/commit_bare", commit_bare, n, per_row=40) for n in (1, 100, 1000)),
-    Case("instances/commit_bare", commit_ends, 100, per_row=41),
-    Case("instances/tick", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
+    *(Case("instances/commit_fast", commit_fast, n, per_row=40) for n in (1, 100, 1000)),
+    Case("instances/commit_fast", commit_ends, 100, per_row=41),
+    Case("instances/wake_due", lambda _, n: (["default", "mail", "none"], ["webhook", "none"]), 3,
          _on("due", "claim", "fair", "pkey", "deadline")),
-    *(Case("workers/begin", partial(begin, by_limits=slots), 50, _on("pkey"), 10) for slots in (False, True)),
-    Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT), 100, _on("executing"), 3),
+    *(Case("workers/mark_started", partial(begin, by_limits=slots), 50, _on("pkey"), 10) for slots in (False, True)),
+    Case("workers/beat", lambda _, n: (1, LEASE, 3, BEAT, "host", "boot", 1, "p1"), 100, _on("executing"), 3),
     Case("instances/find_lost", lambda _, n: (1, LEASE), 2000, _on("executing"), 4),
-    Case("instances/find_carried", lambda _, n: ([19, 20],), 200, _on("executing"), 3),
-    Case("instances/reap", lambda given, n: (given.lost, 10), 200, per_row=45),
+    Case("instances/find_executing", lambda _, n: ([19, 20],), 200, _on("executing"), 3),
+    Case("instances/reap", lambda given, n: (given.lost, 10, "{}"), 200, per_row=45),
     Case("instances/release", release, 100, per_row=40),
     Case("instances/verify", lambda given, n: (given.runnable[:n],), 100, per_row=5),
-    Case("instances/hold_foreign", lambda given, n: (given.runnable[:n],), 100, per_row=5),
-    Case("instances/unhold_version", lambda _, n: (LABELS, True, []), 1, _on("unrunnable", "pkey")),
-    Case("keys/hold", lambda given, n: (given.runnable[:n],), 100, _on("pkey", "concurrency_key"), 6),
-    Case("keys/free", lambda _, n: ([HOT, *(f"key {k}" for k in range(1, n))],), 50,
+    Case("instances/hold_unknown_versions", lambda given, n: (given.runnable[:n],), 100, per_row=5),
+    Case("instances/admit_versions", lambda _, n: (LABELS, True, []), 1, _on("unrunnable", "pkey")),
+    Case("concurrency_keys/hold", lambda given, n: (given.runnable[:n],), 100, _on("pkey", "concurrency_key"), 6),
+    Case("concurrency_keys/admit", lambda _, n: ([HOT, *(f"key {k}" for k in range(1, n))],), 50,
          _on("behind_key", "concurrency_key", "pkey"), 7),
-    Case("keys/find_idle", lambda _, n: (), 1,
-         _on("behind_key", "concurrency_key", "in_limit_line", "in_rate_line", "slot", "unlimited")),
-    Case("limits/lock_rows", lambda given, n: (given.runnable[:n],), 100, per_row=5),
-    Case("limits/lock_name", lambda _, n: ("limit", HOT), 1, frozenset()),
-    *(Case("limits/look", lambda given, n: (given.limited[:n], "default"), n,
+    Case("concurrency_keys/find_idle", lambda _, n: ("", "", "", 1_000), 1,
+         _on("behind_key", "concurrency_key", "in_limit_line", "in_rate_line", "slot", "unlimited"),
+         besides=60),  # three recursive reads; their first pages may hold dead rows
+    Case("limits/lock_rows", lambda given, n: (given.runnable[:n], "default"), 100, per_row=5),
+    *(Case("limits/read_candidates", lambda given, n: (given.limited[:n], "default"), n,
            _on("pkey", "concurrency_key", "slot", "in_rate_line"), 8, 60) for n in (1, 100)),
     *(Case("limits/admit", admit, n, per_row=80) for n in (1, 100)),
-    *(Case("limits/free", lambda _, n: ([HOT], [6], n == 400), n,  # 6 of 4 queues; and the first 100 of each
+    *(Case("limits/admit_waiting", lambda _, n: ([HOT], [6], n == 400), n,  # 6 of 4 queues; and the first 100 of each
            _on("slot", "in_limit_line", "pkey", "claim", "fair"), per_row) for n, per_row in ((24, 10), (400, 2))),
-    Case("limits/flow", lambda _, n: ([HOT],), 44, _on("in_rate_line", "pkey"), 6, 60),  # 10 tokens, 4 queues
-    Case("limits/rouse", lambda _, n: ([HOT],), 1, frozenset()),
-    Case("limits/hasten_queue", lambda _, n: ("default",), 1, _on("in_rate_line")),
-    Case("limits/prune", lambda _, n: (), 1, _on("in_rate_line")),
-    Case("limits/unhold", lambda _, n: (), 1, _on("unlimited", "pkey")),
-    Case("workers/forget", lambda _, n: (), 20, _on("executing"), 6),
+    Case("limits/admit_due", lambda _, n: ([HOT],), 44, _on("in_rate_line", "pkey"), 6, 60),  # 10 tokens, 4 queues
+    Case("limits/wake_rates", lambda _, n: ([HOT],), 1, frozenset()),
+    Case("limits/recheck_rates_of_queue", lambda _, n: ("default", "", 5_000), 1, _on("in_rate_line")),
+    Case("limits/recheck_rates", lambda _, n: (HOT, None, 5_000), 1, frozenset()),
+    Case("limits/find_waiting", lambda _, n: (HOT, None, 5_000), 1, _on("in_limit_line")),
+    Case("limits/prune", lambda _, n: ("", 5_000), 1, _on("in_rate_line")),
+    Case("limits/admit_held", lambda _, n: ("", 0, 5_000), 1, _on("unlimited", "pkey")),
+    Case("workers/forget", lambda _, n: (1, LEASE), 20, _on("executing"), 6),
     *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),
     *(Case("signals/recheck", recheck, n, _on("pkey"), 45, inbox=_INBOX) for n in (1, 100)),
     *(Case("signals/consume", consume, n, frozenset(), 16, inbox=_SIGNAL) for n in (1, 100)),
-    *(Case("signals/drop", lambda given, n: (given.parked[:n], True), n, _on("pkey"), 18, inbox=_INBOX)
-      for n in (1, 100)),
+    *(Case("signals/drop", lambda given, n: (given.parked[:n], True, 5_000, 0), n, _on("pkey"), 18,
+           inbox=_INBOX | _SIGNAL) for n in (1, 100)),
     *(Case("children/lock_parents", lambda given, n: (given.parents[:n],), n) for n in (1, 100)),
     *(Case("children/join", ends, n, per_row=45) for n in (1, 100)),
     *(Case("children/settle", settle, n, per_row=45) for n in (1, 100)),
     *(Case("children/load", children, n, _on("parent"), per_row=11) for n in (10, 500)),
-    Case("instances/prune", lambda _, n: (), 1000, _on("finished", "pkey"), 30, inbox=_INBOX),
-    Case("instances/find_buried", lambda given, n: (given.runnable[:n],), 100, per_row=10),
-    Case("instances/unstart", lambda given, n: (given.runnable[:n],), 100, per_row=11),
+    Case("children/find_childless", lambda _, n: (0,), 1, _on("joining", "parent")),
+    *(Case("children/recount", lambda given, n: (given.parents[:n],), n, _on("pkey", "parent"), 60) for n in (1, 100)),
+    Case("instances/prune", lambda _, n: (n,), 1000, _on("finished", "pkey"), 30, inbox=_INBOX),
+    Case("instances/find_tombstoned", lambda given, n: (given.runnable[:n],), 100, per_row=10),
+    Case("instances/undo_start", lambda given, n: (given.runnable[:n],), 100, per_row=11),
     *(Case("signals/deliver", deliver, n, _on("guard", "pkey"), 60, session="client") for n in (1, 100)),
-    *(Case("signals/deliver_plain", deliver_plain, n, _on("pkey"), 50, session="client") for n in (1, 100)),
-    *(Case("signals/deliver_in_hand", deliver_in_hand, n, _on("pkey"), 50, session="client") for n in (1, 100)),
+    *(Case("signals/deliver_fast", deliver_plain, n, _on("pkey"), 50, session="client") for n in (1, 100)),
     Case("signals/deliver", deliver_by_key, 100, _on("guard", "pkey"), 60, session="client"),
     *(Case("instances/start", start, n, frozenset(), 16, 40, "client") for n in (1, 1000)),
     Case("instances/start", start_keyed, 1000, frozenset(), 25, 40, "client"),
     Case("instances/start", start, 1000, frozenset(), 16, 40),
-    *(Case("instances/start_alike", start_alike, n, frozenset(), 14, 40, s)
+    *(Case("instances/start_fast", start_alike, n, frozenset(), 14, 40, s)
       for n, s in ((1, "client"), (1000, "client"), (1000, "worker"))),
-    *(Case("spawns/start", spawn, n, frozenset(), 16, 40) for n in (1, 1000)),
+    *(Case("children/start_fast", spawn, n, frozenset(), 16, 40) for n in (1, 1000)),
     *(Case("instances/read", lambda given, n: (given.runnable[:n],), n, session="client") for n in (1, 100)),
     Case("instances/watch", lambda given, _: (given.runnable[7] if given.runnable else 8,), session="client"),
-    Case("instances/find_occupants", occupants, 100, _on("guard"), session="anew"),
+    Case("instances/find_key_holders", occupants, 100, _on("guard"), session="anew"),
     Case("instances/find_key", lambda _, n: ("", "order 100"), 1, _on("guard", "key"), session="client"),
     Case("instances/list", lambda _, n: listed(), 51, per_row=6, session="anew"),
     Case("instances/list", lambda _, n: listed(key="order 100"), 1, _on("key"), per_row=40, session="anew"),

@@ -13,10 +13,10 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from stepwell._store import clones
-from stepwell._store.database import WORKER, Database
+from stepwell._store.connection.pool import WORKER, Database
+from stepwell._store.testing import databases
 from stepwell.embedded import EmbeddedServer, data_home
-from stepwell.testing.keeper import SERVER_SETTINGS
+from stepwell.testing.database_pool import SERVER_SETTINGS
 from tests.store import backlog
 
 T = TypeVar("T")
@@ -44,18 +44,18 @@ def server_url() -> Iterator[str]:
 async def empty_url(server_url: str) -> AsyncIterator[str]:
     """A database in which nothing was ever migrated."""
     name = f"stepwell_test_{secrets.token_hex(6)}"
-    await clones.clone(server_url, "template0", name)
-    yield clones.sibling(server_url, name)
-    await clones.drop(server_url, name)
+    await databases.clone(server_url, "template0", name)
+    yield databases.sibling(server_url, name)
+    await databases.drop(server_url, name)
 
 
 @pytest.fixture
 async def url(server_url: str) -> AsyncIterator[str]:
     """A migrated database without rows."""
     name = f"stepwell_test_{secrets.token_hex(6)}"
-    await clones.clone(server_url, await clones.ensure_template(server_url), name)
-    yield clones.sibling(server_url, name)
-    await clones.drop(server_url, name)
+    await databases.clone(server_url, await databases.ensure_template(server_url), name)
+    yield databases.sibling(server_url, name)
+    await databases.drop(server_url, name)
 
 
 @pytest.fixture(scope="session")
@@ -63,12 +63,12 @@ def shared_url(server_url: str) -> Iterator[str]:
     """A migrated database for tests that leave nothing behind."""
     name = f"stepwell_test_{secrets.token_hex(6)}"
     in_own_loop(_migrated(server_url, name))
-    yield clones.sibling(server_url, name)
-    in_own_loop(clones.drop(server_url, name))
+    yield databases.sibling(server_url, name)
+    in_own_loop(databases.drop(server_url, name))
 
 
 async def _migrated(server_url: str, name: str) -> None:
-    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+    await databases.clone(server_url, await databases.ensure_template(server_url), name)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def connection(url: str) -> AsyncIterator[asyncpg.Connection]:
 
 @pytest.fixture
 async def database(url: str) -> AsyncIterator[Database]:
-    """The migrated database as a worker sees it."""
+    """The migrated database with a worker's settings."""
     opened = Database(url, session=WORKER)
     await opened.open()
     yield opened
@@ -102,12 +102,12 @@ def deep(server_url: str) -> Iterator[Deep]:
     name = f"stepwell_test_{secrets.token_hex(6)}"
     url, seconds = in_own_loop(_build_deep(server_url, name))
     yield Deep(url, seconds)
-    in_own_loop(clones.drop(server_url, name))
+    in_own_loop(databases.drop(server_url, name))
 
 
 async def _build_deep(server_url: str, name: str) -> tuple[str, float]:
     await _migrated(server_url, name)
-    url = clones.sibling(server_url, name)
+    url = databases.sibling(server_url, name)
     clock = asyncio.get_running_loop().time
     began = clock()
     await backlog.build(url)

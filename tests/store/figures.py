@@ -1,4 +1,4 @@
-"""Prints what the hot statements cost on the deep backlog, as a table for PERFORMANCE.md.
+"""Prints what the hot statements cost on the deep backlog, as a table for docs/benchmarks/costs.md.
 
     .venv/bin/python -m tests.store.figures                      # the embedded Postgres
     .ci/postgres15 .venv/bin/python -m tests.store.figures       # Debian's
@@ -32,7 +32,7 @@ async def row(url: str, case: Case, given: Sample) -> str:
 
 
 async def claims_of_tenants(write: Callable[[str], object]) -> None:
-    """What a claim from a fair queue costs, whatever waits in it."""
+    """What a claim from a fair queue costs in any backlog."""
     write(f"\n| a claim of {CLAIMED} | buffers | ms in the server |\n|---|--:|--:|\n")
     async with Harness() as harness:
         connection = await asyncpg.connect(harness.url)

@@ -1,4 +1,4 @@
-"""A statement held between its snapshot and a row: what others do meanwhile, it must find out when it locks."""
+"""A statement held between its snapshot and a row: it must notice concurrent changes when it locks the row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from stepwell._store.database import WORKER
-from stepwell._store.statements import statement
+from stepwell._store.connection.pool import WORKER
+from stepwell._store.connection.sql_files import statement
 from tests.support.waiting import eventually
 
 _GATE = 42
 
-# A policy is a filter that Postgres asks for every row it reads: here it waits before the given row is looked at.
+# A policy is a filter that Postgres evaluates for every row it reads: here it waits before the given row is read.
 _BUILD = """
 create role {role};
 grant usage on schema stepwell to {role};
@@ -33,14 +33,14 @@ alter table stepwell.{table} enable row level security;
 
 
 class Gate:
-    """A connection whose statements stop before one row until the gate is opened."""
+    """A connection with statements that stop before one row until the gate is opened."""
 
     def __init__(self, keeper: asyncpg.Connection, visitor: asyncpg.Connection) -> None:
         self._keeper = keeper
         self._visitor = visitor
 
     async def send(self, name: str, *args: object) -> asyncio.Task[list[asyncpg.Record]]:
-        """Send a statement, and return when it stands at the gate: its snapshot is taken, the row is not read."""
+        """Send a statement, and return when it waits at the gate: its snapshot is taken, the row is not read."""
         patient = statement(name).replace("'lock_timeout', '10'", "'lock_timeout', '0'")  # the gate is a lock too
         sent = asyncio.create_task(self._visitor.fetch(patient, *args))
         await eventually(lambda: self._is_reached(sent))

@@ -1,4 +1,4 @@
-"""What a statement costs: prepared once, run as often as the plan cache looks, then explained inside a rollback."""
+"""What a statement costs: prepared once, run as often as the plan cache considers, then explained inside a rollback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import asyncpg
 
-from stepwell._store.statements import statement
+from stepwell._store.connection.sql_files import statement
 
 WARM_UPS = 6  # the plan cache decides for good, or not, after five
 
@@ -27,7 +27,7 @@ class Plan:
     milliseconds: float
 
     def indexes(self, table: str) -> set[str]:
-        """The indexes through which it came to a table."""
+        """The indexes through which it reads a table."""
         names = {str(node["Index Name"]) for node in self.nodes if "Index Name" in node}
         return {name for name in names if name.startswith(table + "_")}
 
@@ -39,7 +39,7 @@ class Plan:
         return {str(node["Relation Name"]) for node in self.nodes if node["Node Type"] == "Seq Scan"}
 
     def rows_handled(self) -> int:
-        """Rows that any node gave out or threw away, over all its loops: quadratic where the plan is."""
+        """Rows that any node returned or discarded, over all its loops: quadratic where the plan is."""
         return sum(round(node["Actual Loops"] * (node["Actual Rows"] + _removed(node))) for node in self.nodes)
 
 
@@ -104,7 +104,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def _buffers(root: Node, nodes: Iterable[Node]) -> int:
-    """What the top node saw, and writing CTEs that nobody reads: they run after it."""
+    """The top node, and writing CTEs that nothing reads: they run after it."""
     nodes = list(nodes)
     read = {node["CTE Name"] for node in nodes if node["Node Type"] == "CTE Scan" and node["Actual Loops"]}
     unread = [n for n in nodes if n.get("Subplan Name", "").startswith("CTE ") and n["Subplan Name"][4:] not in read]

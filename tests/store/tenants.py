@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from stepwell._store.database import WORKER
+from stepwell._store.connection.pool import WORKER
 from tests.store.backlog import LABELS
 from tests.store.plans import Plan, benched
 
@@ -34,7 +34,7 @@ async def cost(url: str, *, fair: bool = True) -> Plan:
     """The plan of a claim that takes all it wants."""
     async with benched(url, WORKER) as bench:
         if fair:
-            plan = await bench.explain("shares/claim", 1, "default", CLAIMED, LABELS, [], [], [], 0)
+            plan = await bench.explain("fair_queues/claim", 1, "default", CLAIMED, LABELS, [], [], [], 0)
         else:
             plan = await bench.explain("instances/claim", 1, "default", CLAIMED, LABELS, [])
     [claimed] = [node for node in plan.nodes if node.get("Subplan Name") == "CTE claimed"]

@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 
 from stepwell import Await, ConcurrencyLimit, Context, Done, Machine, step
-from stepwell._core.commits import Commit
-from stepwell._core.entries import NewInstance
-from stepwell._core.records import Claim
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
+from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances, keys, workers
-from stepwell._store.database import Database
-from stepwell._store.workers import Place
+from stepwell._store import concurrency_keys, instances
+from stepwell._store.connection.pool import Database
+from stepwell._store.operations import commit, start
+from stepwell._store.operations.claim import claim_full
+from stepwell._store.registrations import workers
+from stepwell._store.registrations.workers import HostIdentity
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
-from tests.store.tally import HOUSEKEEPING, Tally
+from tests.store.wire_log import HOUSEKEEPING, Tally
+from tests.support.claims import request
+from tests.support.commits import full_path
 from tests.support.waiting import eventually
 
 LABELS = ["order@1"]
@@ -50,13 +55,13 @@ def new(count: int, concurrency_key: str | None = None) -> list[NewInstance]:
 
 
 async def enter_worker(database: Database) -> int:
-    return await workers.register(database, Place("h", "b", 1, "p"), "0", {}, LABELS, timedelta(hours=1))
+    return (await workers.register(database, HostIdentity("h", "b", 1, "p"), "0", {}, LABELS, timedelta(hours=1))).id
 
 
 async def claims(database: Database, count: int, concurrency_key: str | None = None) -> list[Claim]:
     worker = await enter_worker(database)
-    await instances.start(database, new(count, concurrency_key))
-    return (await instances.claim(database, worker, "default", count, LABELS)).claims
+    await start.start(database, new(count, concurrency_key))
+    return (await claim_full(database, request(worker, count, LABELS))).claims
 
 
 def ended(given: Sequence[Claim]) -> list[Commit]:
@@ -65,14 +70,14 @@ def ended(given: Sequence[Claim]) -> list[Commit]:
 
 @pytest.mark.parametrize("count", [1, 1_000])
 async def test_starting_any_number_is_one_statement(database: Database, tally: Tally, count: int) -> None:
-    started = await instances.start(database, new(count))
+    started = await start.start(database, new(count))
 
     assert len(started) == count
-    await tally.expect("instances/start_alike")
+    await tally.expect("instances/start_fast")
 
 
 async def test_starting_several_that_differ_is_one_statement(database: Database, tally: Tally) -> None:
-    started = await instances.start(database, new(100, "account"))
+    started = await start.start(database, new(100, "account"))
 
     assert len(started) == 100
     await tally.expect("instances/start")
@@ -86,87 +91,87 @@ async def test_start_many_of_a_thousand_is_one_statement(make_harness: MakeHarne
     await h.engine.start_many([Order] * 1_000)
     await eventually(lambda: tally.sent)
 
-    assert tally.sent.count("instances/start_alike") == 1
-    assert set(tally.sent) <= {"instances/start_alike", "notices/send"}
+    assert tally.sent.count("instances/start_fast") == 1
+    assert set(tally.sent) <= {"instances/start_fast", "notifications/send"}
 
 
-async def test_single_starts_of_one_moment_are_two_statements(make_harness: MakeHarness) -> None:
-    """The first is sent at once; those that come meanwhile go together."""
+async def test_concurrent_single_starts_are_two_statements(make_harness: MakeHarness) -> None:
+    """The first is sent at once; those that arrive meanwhile are sent together."""
     h = await make_harness([Order])
     tally = Tally(h.engine._opened)
     await tally.attach()
 
     handles = await asyncio.gather(*(h.engine.start(Order) for _ in range(50)))
-    await eventually(lambda: tally.sent.count("instances/start_alike") == 2)
+    await eventually(lambda: tally.sent.count("instances/start_fast") == 2)
 
     assert len({handle.id for handle in handles}) == 50
-    assert set(tally.sent) <= {"instances/start_alike", "notices/send"}
+    assert set(tally.sent) <= {"instances/start_fast", "notifications/send"}
 
 
 async def test_a_claim_is_one_statement(database: Database, tally: Tally) -> None:
     worker = await enter_worker(database)
-    await instances.start(database, new(50))
+    await start.start(database, new(50))
     tally.clear()
 
-    claimed = await instances.claim(database, worker, "default", 50, LABELS)
+    claimed = await claim_full(database, request(worker, 50, LABELS))
 
     assert len(claimed.claims) == 50
     await tally.expect("instances/claim")
 
 
-async def test_beginning_is_one_statement_and_brings_the_states(database: Database, tally: Tally) -> None:
+async def test_marking_started_is_one_statement_and_returns_the_states(database: Database, tally: Tally) -> None:
     given = await claims(database, 50)
     tally.clear()
 
-    begun = await workers.begin(database, given[0].worker_id, given[0].claimed_at, [], [c.id for c in given])
+    begun = await workers.mark_started(database, given[0].claimed_at, [], given)
 
     assert begun is not None
     assert set(begun.states) == {c.id for c in given}
-    await tally.expect("workers/begin")
+    await tally.expect("workers/mark_started")
 
 
 @pytest.mark.parametrize("count", [3, 300])
-async def test_a_flush_of_plain_outcomes_is_one_statement(database: Database, tally: Tally, count: int) -> None:
+async def test_a_group_commit_of_simple_outcomes_is_one_statement(database: Database, tally: Tally, count: int) -> None:
     given = await claims(database, count)
     tally.clear()
 
-    flushed = await flushes.flush(database, ended(given))
+    flushed = await commit.commit(database, ended(given), full_path())
 
     assert len(flushed.committed) == count
     await tally.expect("instances/commit")
 
 
 @pytest.mark.parametrize("count", [3, 300])
-async def test_a_flush_with_concurrency_keys_is_three_in_one_transaction(
+async def test_a_group_commit_with_concurrency_keys_is_three_in_one_transaction(
     database: Database, tally: Tally, count: int
 ) -> None:
     given = await claims(database, count, "account")
     tally.clear()
 
-    flushed = await flushes.flush(database, ended(given))
+    flushed = await commit.commit(database, ended(given), full_path())
 
     assert len(flushed.committed) == count
-    await tally.expect("BEGIN", "instances/commit", "keys/lock", "keys/free", "COMMIT")
+    await tally.expect("BEGIN", "instances/commit", "concurrency_keys/lock", "concurrency_keys/admit", "COMMIT")
 
 
-async def test_waiting_behind_a_key_is_two_in_one_transaction(database: Database, tally: Tally) -> None:
+async def test_a_hold_behind_a_key_is_two_statements_in_one_transaction(database: Database, tally: Tally) -> None:
     await claims(database, 1, "account")
-    [behind] = await instances.start(database, new(1, "account"))
+    [behind] = await start.start(database, new(1, "account"))
     tally.clear()
 
-    held = await keys.hold(database, [behind.id], ["account 0"])
+    held = await concurrency_keys.hold(database, [behind.id], ["account 0"])
 
     assert list(held) == [behind.id]
-    await tally.expect("BEGIN", "keys/lock", "keys/hold", "COMMIT")
+    await tally.expect("BEGIN", "concurrency_keys/lock", "concurrency_keys/hold", "COMMIT")
 
 
-async def test_a_look_at_the_clock_is_one_statement(database: Database, tally: Tally) -> None:
-    await instances.tick(database, ["default", "mail"])
+async def test_the_due_tick_is_one_statement(database: Database, tally: Tally) -> None:
+    await instances.wake_due(database, ["default", "mail"])
 
-    await tally.expect("instances/tick")
+    await tally.expect("instances/wake_due")
 
 
-async def test_reading_and_waiting_for_what_has_settled_are_one_statement_each(make_harness: MakeHarness) -> None:
+async def test_reading_and_waiting_for_a_settled_instance_are_one_statement_each(make_harness: MakeHarness) -> None:
     h = await make_harness([Order])
     order = await h.engine.start(Order)
     async with h.engine.worker():
@@ -182,7 +187,7 @@ async def test_reading_and_waiting_for_what_has_settled_are_one_statement_each(m
     await tally.expect("instances/read")
 
 
-async def test_waiting_for_what_is_on_its_way_is_three_statements(make_harness: MakeHarness) -> None:
+async def test_waiting_for_a_running_instance_is_three_statements(make_harness: MakeHarness) -> None:
     h = await make_harness([Order])
     order = await h.engine.start(Order)
     tally = Tally(h.engine._opened)
@@ -193,7 +198,7 @@ async def test_waiting_for_what_is_on_its_way_is_three_statements(make_harness: 
     async with h.engine.worker():
         await waiting
 
-    spent = [name for name in tally.sent if name != "notices/send"]
+    spent = [name for name in tally.sent if name != "notifications/send"]
     assert spent == ["instances/read", "instances/watch", "instances/read"]
 
 
@@ -203,15 +208,15 @@ async def test_an_instance_of_one_step_costs_an_idle_worker_two_statements(make_
         tally = Tally(h.engine._opened, worker._database)
         await tally.attach()
 
-        with armed("flusher.committed") as committed:
+        with armed("committer.committed") as committed:
             await h.engine.start(Order)
             await committed.reached()
 
         spent = [name for name in tally.sent if name not in HOUSEKEEPING]
-        assert spent == ["instances/start_alike", "instances/claim_at_once", "instances/commit_bare"]
+        assert spent == ["instances/start_fast", "instances/claim_started_fast", "instances/commit_fast"]
 
 
-async def test_a_step_under_a_limit_costs_four_statements_once_the_worker_knows_its_queue(
+async def test_a_step_under_a_limit_costs_four_statements_in_a_known_queue(
     make_harness: MakeHarness,
 ) -> None:
     h = await make_harness([Order], limits=[ConcurrencyLimit("two", 2)], poll=NO_POLL, max_poll=NO_POLL)
@@ -222,13 +227,14 @@ async def test_a_step_under_a_limit_costs_four_statements_once_the_worker_knows_
             tally = Tally(h.engine._opened, worker._database)
             await tally.attach()
             admitting.release()
-        await eventually(lambda: worker.tally.committed == 5)
+        await eventually(lambda: worker.stats.committed == 5)
 
-    spent = {name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}}
-    assert spent <= {"limits/claim", "workers/begin", "instances/commit_bare", "limits/let_go", "workers/leave"}
+    spent = {name for name in tally.sent if name not in {*HOUSEKEEPING, "notifications/send"}}
+    assert spent <= {"limits/claim_fast", "workers/mark_started", "instances/commit_fast", "limits/admit_waiting_fast",
+                     "workers/leave"}
 
 
-async def test_a_signal_costs_four_statements_to_the_end_of_its_instance_and_the_last_is_waited_for_by_nobody(
+async def test_a_signal_costs_four_statements_to_the_end_of_its_instance(
     make_harness: MakeHarness,
 ) -> None:
     class Parked(Machine):
@@ -250,13 +256,15 @@ async def test_a_signal_costs_four_statements_to_the_end_of_its_instance_and_the
         await parked.signal("go")
         await eventually(lambda: "signals/drop" in tally.sent)
 
-        spent = [name for name in tally.sent if name not in {*HOUSEKEEPING, "notices/send"}]
-        assert spent == ["signals/deliver_plain", "instances/claim_at_once", "instances/commit_bare", "signals/drop"]
+        spent = [name for name in tally.sent if name not in {*HOUSEKEEPING, "notifications/send"}]
+        assert spent == ["signals/deliver_fast", "instances/claim_started_fast", "instances/commit_fast",
+                         "signals/drop"]
 
 
 @pytest.mark.parametrize(
     ("key", "hanging"),
-    [(None, []), ("account", ["SAVEPOINT", "instances/commit", "keys/lock", "keys/free", "RELEASE"])],
+    [(None, []), ("account", ["SAVEPOINT", "instances/commit", "concurrency_keys/lock", "concurrency_keys/admit",
+                              "RELEASE"])],
     ids=["plain", "with its key"],
 )
 async def test_a_transactional_step_costs_two_statements_more_and_a_reset(
@@ -271,8 +279,8 @@ async def test_a_transactional_step_costs_two_statements_more_and_a_reset(
     h = await make_harness([Booking], transactional_pool=1)
     await h.sql("create table public.ledger (n integer)")
     async with h.engine.worker() as worker:
-        assert worker._transactor is not None
-        tally = Tally(worker._transactor._pool)  # type: ignore[arg-type]  # counts as a database does
+        assert worker._graph.committing.transactional_runner is not None
+        tally = Tally(worker._graph.committing.transactional_runner._pool)  # type: ignore[arg-type]  # counts as a database does
         await tally.attach()
         booking = await h.engine.start(Booking, concurrency_key=key)
         await booking.result(timeout=30)
@@ -280,11 +288,11 @@ async def test_a_transactional_step_costs_two_statements_more_and_a_reset(
         written = hanging or ["instances/commit"]
         reset = "SELECT"
         await tally.expect(
-            "BEGIN", "transactions/mark", "INSERT", "transactions/seal", *written, "COMMIT", reset
+            "BEGIN", "step_transaction/mark", "INSERT", "step_transaction/take_over", *written, "COMMIT", reset
         )  # fmt: skip
 
 
-async def test_bare_outcomes_go_the_short_way_also_beside_others(make_harness: MakeHarness) -> None:
+async def test_simple_outcomes_take_the_fast_path_beside_others(make_harness: MakeHarness) -> None:
     class Either(Machine):
         @step
         async def start(self, ctx: Context[dict[str, Any]]) -> Await | Done:
@@ -292,15 +300,15 @@ async def test_bare_outcomes_go_the_short_way_also_beside_others(make_harness: M
 
     h = await make_harness([Either], poll=NO_POLL, max_poll=NO_POLL)
     await h.engine.start_many([Either.child({"parks": number % 2 == 0}) for number in range(120)])
-    with armed("flusher.before_commit", hold=True) as committing:
+    with armed("committer.before_commit", hold=True) as committing:
         async with h.engine.worker({"default": 120}) as worker:
             await committing.reached()
-            await eventually(lambda: worker.tally.steps == 120)
+            await eventually(lambda: worker.stats.steps == 120)
             tally = Tally(worker._database)
             await tally.attach()
             committing.release()
-            await eventually(lambda: worker.tally.committed == 120)
+            await eventually(lambda: worker.stats.committed == 120)
 
-    assert {"instances/commit", "instances/commit_bare"} <= set(tally.sent)
+    assert {"instances/commit", "instances/commit_fast"} <= set(tally.sent)
     rows = await h.sql("select status, count(*) as number from stepwell.instances group by status order by status")
     assert [tuple(row) for row in rows] == [("awaiting_signal", 60), ("done", 60)]

@@ -1,11 +1,11 @@
-"""What lies around does not make a claim dearer: parked, ended, future, blocked, and what nobody can run."""
+"""A claim costs the same in any backlog: parked, ended, future, blocked rows, and rows that no worker can run."""
 
 from __future__ import annotations
 
 import asyncpg
 import pytest
 
-from stepwell._store.database import WORKER
+from stepwell._store.connection.pool import WORKER
 from tests.store.backlog import DEPTH, LABELS
 from tests.store.plans import benched
 
@@ -51,9 +51,9 @@ async def cost_of_a_claim(url: str, claim: str) -> int:
     return plan.buffers
 
 
-@pytest.mark.parametrize("claim", ["instances/claim", "instances/claim_bare"])
+@pytest.mark.parametrize("claim", ["instances/claim", "instances/claim_fast"])
 @pytest.mark.parametrize("around", SURROUNDINGS)
-async def test_a_claim_costs_the_same_whatever_lies_around(
+async def test_a_claim_costs_the_same_in_every_backlog(
     url: str, connection: asyncpg.Connection, around: str, claim: str
 ) -> None:
     """With `make depth`, the largest builds 1.3 million rows, in about ten seconds."""
@@ -65,25 +65,29 @@ async def test_a_claim_costs_the_same_whatever_lies_around(
 
     surrounded = await cost_of_a_claim(url, claim)
     print(f"{claim} of {CLAIMED}: {alone} buffers, with {around}: {surrounded}")  # noqa: T201 - for those who look
-    assert surrounded <= 1.5 * alone  # an index of so many more rows is deeper; the time is measured by `make growth`
+    assert surrounded <= 1.5 * alone  # an index of that many more rows is deeper; the time is measured by `make growth`
 
 
-async def test_a_look_at_what_nobody_can_run_costs_a_step_per_version(url: str, connection: asyncpg.Connection) -> None:
+async def test_a_read_past_rows_no_worker_can_run_costs_one_probe_per_version(
+    url: str, connection: asyncpg.Connection
+) -> None:
     await fill(connection, {"rows": DEPTH * 5_000, "hold": "'version'", "version": "7 + n % 3"})
 
     async with benched(url, WORKER) as bench:
-        plan = await bench.explain("instances/unhold_version", LABELS, True, [])
+        plan = await bench.explain("instances/admit_versions", LABELS, True, [])
 
     assert plan.buffers <= 100
     assert plan.indexes("instances") <= {"instances_unrunnable", "instances_pkey"}
 
 
-async def test_what_can_run_again_is_found_behind_what_can_not(url: str, connection: asyncpg.Connection) -> None:
+async def test_rows_that_can_run_again_are_found_behind_rows_that_cannot(
+    url: str, connection: asyncpg.Connection
+) -> None:
     await fill(connection, {"rows": DEPTH * 5_000, "hold": "'version'", "version": "7 + n % 3"})
     await fill(connection, {"rows": 100, "hold": "'version'", "version": "10"})
 
     async with benched(url, WORKER) as bench:
-        plan = await bench.explain("instances/unhold_version", ["order@10"], False, [])
+        plan = await bench.explain("instances/admit_versions", ["order@10"], False, [])
 
     assert plan.nodes[0]["Actual Rows"] == 100
     assert plan.buffers <= 40 * 100
@@ -93,11 +97,11 @@ async def test_what_can_run_again_is_found_behind_what_can_not(url: str, connect
     ("statement", "arguments"),
     [
         ("instances/find_key", ("", "daily")),
-        ("instances/find_occupants", ([""], ["daily"])),
+        ("instances/find_key_holders", ([""], ["daily"])),
         ("signals/deliver", ([None], [""], ["daily"], ["paid"], ["null"], [None])),
     ],
 )
-async def test_a_key_used_over_and_over_is_resolved_by_one_probe(
+async def test_a_key_used_many_times_is_resolved_by_one_probe(
     url: str, connection: asyncpg.Connection, statement: str, arguments: tuple[object, ...]
 ) -> None:
     await fill(connection, {"rows": DEPTH * 2_000, "status": "done", "end": "now()"})

@@ -1,4 +1,4 @@
-"""What a worker with nothing to do asks of the database."""
+"""The statements that an idle worker sends to the database."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 from stepwell import Context, Done, Machine, step
-from stepwell._runtime.notifier import PROBE_EVERY
-from stepwell._runtime.timers import Timers
+from stepwell._notify.notifier import PROBE_EVERY
+from stepwell._worker.upkeep.timers import Timers
 from stepwell.config import Settings
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
-from tests.store.tally import Tally
+from tests.store.wire_log import Tally
 
 FASTER = 25  # every interval is a 25th of its default, so that 2.4 seconds are a minute
 MINUTES = 4
@@ -53,7 +53,7 @@ async def test_an_idle_worker_sends_at_most_thirty_statements_a_minute(make_harn
 def test_an_idle_worker_polls_slower_and_slower_until_there_is_work() -> None:
     """Scenario 83."""
     others: Any = dict.fromkeys(
-        ("database", "notifier", "lanes", "wake_claimer", "give_back", "wake_sharer", "transports", "settled")
+        ("database", "notifier", "all_queue_slots", "fair_migration", "dispatch_setup", "wakeups")
     )
     timers = Timers(poll=timedelta(seconds=1), max_poll=timedelta(seconds=5), **others)
 

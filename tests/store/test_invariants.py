@@ -1,4 +1,4 @@
-"""What the database itself refuses, whoever asks."""
+"""What the database itself refuses, from any client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUSES = {
     "cancelled": {"finished_at": "now"},
 }  # what a row of each status needs besides
 TERMINAL = ("done", "failed", "cancelled")
-TESTS = "".join(Path(__file__).with_name(f"test_{name}invariants.py").read_text() for name in ("", "question_"))
+TESTS = "".join(Path(__file__).with_name(f"test_{name}invariants.py").read_text() for name in ("", "interaction_"))
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ async def connection(shared_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def send(connection: asyncpg.Connection, sql: str, *args: object) -> Any:
-    """Send a statement whose failure leaves the transaction usable."""
+    """Send a statement; its failure leaves the transaction usable."""
     async with connection.transaction():
         return await connection.fetchval(sql, *args)
 
 
 async def insert(connection: asyncpg.Connection, **columns: Any) -> int:
-    """Insert a row that differs from a plain runnable one in the given columns."""
+    """Insert a row that differs from a simple runnable one in the given columns."""
     values = {"machine": "order", "version": 1, "step": "ship", "queue": "default", **columns}
     moments = [name for name, value in values.items() if value == "now"]
     given = [name for name in values if name not in moments]
@@ -54,14 +54,14 @@ async def insert(connection: asyncpg.Connection, **columns: Any) -> int:
 
 
 async def expect_refused(connection: asyncpg.Connection, constraint: str, **columns: Any) -> None:
-    """Assert that this very constraint keeps the row out."""
+    """Assert that exactly this constraint refuses the row."""
     with pytest.raises(asyncpg.IntegrityConstraintViolationError) as caught:
         await insert(connection, **columns)
     assert caught.value.constraint_name == constraint
 
 
 @pytest.mark.parametrize("status", STATUSES)
-async def test_a_row_of_each_status_is_taken(connection: asyncpg.Connection, status: str) -> None:
+async def test_a_row_of_each_status_is_accepted(connection: asyncpg.Connection, status: str) -> None:
     assert await insert(connection, status=status, **STATUSES[status])
 
 
@@ -88,16 +88,16 @@ async def test_no_other_row_has_a_worker(connection: asyncpg.Connection, status:
 
 
 @pytest.mark.parametrize("status", TERMINAL)
-async def test_what_has_ended_has_an_end(connection: asyncpg.Connection, status: str) -> None:
+async def test_an_ended_row_has_an_end(connection: asyncpg.Connection, status: str) -> None:
     await expect_refused(connection, "finished_has_end", status=status)
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status not in TERMINAL])
-async def test_what_lives_has_no_end(connection: asyncpg.Connection, status: str) -> None:
+async def test_a_live_row_has_no_end(connection: asyncpg.Connection, status: str) -> None:
     await expect_refused(connection, "finished_has_end", status=status, **{**STATUSES[status], "finished_at": "now"})
 
 
-async def test_who_waits_for_a_signal_names_it(connection: asyncpg.Connection) -> None:
+async def test_a_row_that_awaits_a_signal_names_it(connection: asyncpg.Connection) -> None:
     await expect_refused(connection, "awaiting_signal_has_names", status="awaiting_signal")
 
 
@@ -110,7 +110,7 @@ async def test_a_scope_has_a_key(connection: asyncpg.Connection) -> None:
     await expect_refused(connection, "key_has_scope", key_scope="live")
 
 
-async def test_children_are_never_fewer_than_none(connection: asyncpg.Connection) -> None:
+async def test_the_number_of_children_is_never_negative(connection: asyncpg.Connection) -> None:
     await expect_refused(connection, "children_not_negative", children_pending=-1)
 
 
@@ -123,14 +123,14 @@ async def test_a_concurrency_key_executes_once(connection: asyncpg.Connection) -
     )
 
 
-async def test_a_concurrency_key_is_shared_by_those_who_wait(connection: asyncpg.Connection) -> None:
+async def test_a_concurrency_key_is_shared_by_waiting_rows(connection: asyncpg.Connection) -> None:
     await insert(connection, status="executing", worker_id=1, concurrency_key="account 7")
 
     assert await insert(connection, concurrency_key="account 7")
     assert await insert(connection, concurrency_key="account 7", hold="key")
 
 
-async def test_a_slot_of_a_limit_is_held_by_one(connection: asyncpg.Connection) -> None:
+async def test_a_slot_of_a_limit_is_held_by_one_row(connection: asyncpg.Connection) -> None:
     await insert(connection, status="executing", worker_id=1, concurrency_limit="stripe", slot=1)
 
     await expect_refused(
@@ -156,7 +156,7 @@ async def test_only_an_executing_row_has_a_slot(connection: asyncpg.Connection, 
         ("numbers_make_sense", "('rate', 'x', 0, interval '1 second', 1, '{}')"),
     ],
 )
-async def test_a_limit_that_can_not_be_is_refused(
+async def test_an_impossible_limit_is_refused(
     connection: asyncpg.Connection, constraint: str, values: str
 ) -> None:
     with pytest.raises(asyncpg.CheckViolationError) as caught:
@@ -234,7 +234,7 @@ async def test_an_event_is_in_an_inbox_once(connection: asyncpg.Connection) -> N
     assert await add_signal(connection, 2, "event 1")
 
 
-async def test_an_event_that_was_consumed_is_not_taken_again(connection: asyncpg.Connection) -> None:
+async def test_an_event_that_was_consumed_is_not_accepted_again(connection: asyncpg.Connection) -> None:
     first = await add_signal(connection, 1, "event 1")
     await send(connection, "update stepwell.signals set consumed = true, payload = null where id = $1", first)
 
@@ -242,7 +242,7 @@ async def test_an_event_that_was_consumed_is_not_taken_again(connection: asyncpg
         await add_signal(connection, 1, "event 1")
 
 
-async def test_signals_without_a_dedup_key_are_all_taken(connection: asyncpg.Connection) -> None:
+async def test_signals_without_a_dedup_key_are_all_accepted(connection: asyncpg.Connection) -> None:
     assert await add_signal(connection, 1, None) < await add_signal(connection, 1, None)
 
 
@@ -255,7 +255,7 @@ async def test_an_id_names_one_signal(connection: asyncpg.Connection) -> None:
     assert caught.value.constraint_name == "signals_pkey"
 
 
-async def test_a_key_is_buried_once_per_tenant(connection: asyncpg.Connection) -> None:
+async def test_a_key_has_one_tombstone_per_tenant(connection: asyncpg.Connection) -> None:
     bury = "insert into stepwell.tombstones (tenant, key, instance_id, buried_at) values ($1, $2, $3, now())"
     await send(connection, bury, "a", "order 1", 1)
     await send(connection, bury, "b", "order 1", 2)
@@ -275,6 +275,16 @@ async def test_a_key_of_tokens_is_retired_once(connection: asyncpg.Connection) -
     assert caught.value.constraint_name == "retired_token_keys_pkey"
 
 
+async def test_a_unit_is_cleaned_up_once(connection: asyncpg.Connection) -> None:
+    add = "insert into stepwell.cleanups (unit_id) values (1)"
+    await connection.execute(add)
+
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await connection.execute(add)
+
+    assert caught.value.constraint_name == "cleanups_pkey"
+
+
 async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) -> None:
     add = (
         "insert into stepwell.machines (name, version, initial, queue, steps, active) "
@@ -289,7 +299,7 @@ async def test_a_machine_has_one_active_version(connection: asyncpg.Connection) 
         await send(connection, add, "order", 2, False)
 
 
-async def test_a_queue_is_written_down_once_and_as_it_can_be(connection: asyncpg.Connection) -> None:
+async def test_a_queue_is_stored_once_and_only_if_valid(connection: asyncpg.Connection) -> None:
     add = "insert into stepwell.queues (name, paused_at, reason, fair_by, changed_at) values ($1, $2, $3, $4, now())"
     await send(connection, add, "mail", None, None, "tenant")
 
@@ -303,9 +313,14 @@ async def test_a_queue_is_written_down_once_and_as_it_can_be(connection: asyncpg
 
 async def test_the_schema_has_one_version(connection: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.UniqueViolationError, match="meta_pkey"):
-        await send(connection, "insert into stepwell.meta (version) values (2)")
+        await send(connection, "insert into stepwell.meta (version, oldest_code) values (2, 2)")
     with pytest.raises(asyncpg.CheckViolationError, match="meta_singleton_check"):
-        await send(connection, "insert into stepwell.meta (singleton, version) values (false, 2)")
+        await send(connection, "insert into stepwell.meta (singleton, version, oldest_code) values (false, 2, 2)")
+
+
+async def test_a_lock_has_one_row(connection: asyncpg.Connection) -> None:
+    with pytest.raises(asyncpg.UniqueViolationError, match="locks_pkey"):
+        await send(connection, "insert into stepwell.locks values (1)")
 
 
 async def test_every_constraint_and_unique_index_has_its_test(connection: asyncpg.Connection) -> None:

@@ -1,4 +1,4 @@
-"""What we take a stored state for is what Postgres gives back."""
+"""The stored state that Python predicts is what Postgres returns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepwell._core.codec import encode_value
-from stepwell._core.jsonb import as_jsonb
+from stepwell._core.serialization.codec import encode_value
+from stepwell._core.serialization.jsonb import as_jsonb
 from tests.store.conftest import in_own_loop
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=5)
@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(st.dictionaries(TEXTS, VALUES, max_size=5), min_size=1, max_size=20))
-def test_a_state_read_back_is_the_state_we_take_it_for(url: str, values: list[dict[str, object]]) -> None:
+def test_as_jsonb_predicts_the_state_that_postgres_reads_back(url: str, values: list[dict[str, object]]) -> None:
     texts = [encode_value(value, "state") for value in values]
 
     async def read_back() -> list[str]:

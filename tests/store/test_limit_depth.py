@@ -1,10 +1,10 @@
-"""A hot limit with thousands in its line (100,000 in `make depth`): it costs what it costs with ten."""
+"""A hot limit with thousands in its wait queue (100,000 in `make depth`) costs what it costs with ten."""
 
 from __future__ import annotations
 
 import asyncpg
 
-from stepwell._store.database import WORKER
+from stepwell._store.connection.pool import WORKER
 from tests.store.backlog import DEPTH
 from tests.store.plans import Bench, benched
 
@@ -31,19 +31,23 @@ returning id
 
 async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
     asked = {
-        "limits/look": (newcomers, "default"),
+        "limits/read_candidates": (newcomers, "default"),
         "limits/admit": (1, newcomers[:2], [7, 8], newcomers[2:], ["limit"] * 8, [None] * 8, ["hot"], [1.0], [0.1]),
-        "limits/free": (["hot"], [2], True),
-        "limits/flow": (["hot"],),
-        "limits/rouse": (["hot"],),
-        "limits/hasten_queue": ("default",),
-        "keys/find_idle": (),
-        "instances/tick": (["default"], []),
+        "limits/admit_waiting": (["hot"], [2], True),
+        "limits/admit_due": (["hot"],),
+        "limits/wake_rates": (["hot"],),
+        "limits/recheck_rates_of_queue": ("default", "", 5_000),
+        "limits/recheck_rates": ("hot", None, 5_000),
+        "limits/find_waiting": ("hot", None, 5_000),
+        "limits/admit_held": ("", 0, 5_000),
+        "limits/prune": ("", 5_000),
+        "concurrency_keys/find_idle": ("", "", "", 1_000),
+        "instances/wake_due": (["default"], []),
     }
     return {name: (await bench.explain(name, *arguments)).buffers for name, arguments in asked.items()}
 
 
-async def test_rule_24_a_line_of_thousands_costs_what_a_line_of_ten_costs(
+async def test_rule_24_a_wait_queue_of_thousands_costs_what_one_of_ten_costs(
     url: str, connection: asyncpg.Connection
 ) -> None:
     await connection.execute(DECLARE)
@@ -63,13 +67,13 @@ async def test_rule_24_a_line_of_thousands_costs_what_a_line_of_ten_costs(
     assert {name: pages for name, pages in long.items() if pages > 1.3 * short[name] + 40} == {}
 
 
-async def test_rule_24_the_short_way_past_a_line_of_thousands_costs_what_it_costs_with_ten(
+async def test_rule_24_the_fast_path_costs_the_same_with_a_wait_queue_of_thousands(
     url: str, connection: asyncpg.Connection
 ) -> None:
     await connection.execute(DECLARE)
     for number, status, kind in ((6, "executing", "slot"), (10, "runnable", "slot"), (10, "runnable", "limit")):
         await connection.fetch(LINE, number, status, kind)
-    calls = {"limits/claim": (1, "default", 5, ["order@1"], []), "limits/let_go": (["hot"], [2])}
+    calls = {"limits/claim_fast": (1, "default", 5, ["order@1"], []), "limits/admit_waiting_fast": (["hot"], [2])}
     pages: list[dict[str, int]] = []
     async with benched(url, WORKER) as bench:
         for deeper in (0, DEPTH * 5_000):

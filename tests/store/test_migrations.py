@@ -1,4 +1,4 @@
-"""Migrations: numbered, applied whole or not at all, from as many hosts as like to, once."""
+"""Migrations: numbered, applied whole or not at all, concurrently from any number of hosts, once."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import secrets
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
 import pytest
 
-from stepwell._core.faults import Contention, Refusal
-from stepwell._core.interactions import epoch_ms
-from stepwell._core.tokens import TokenFacts, TokenKeys, seal_of
-from stepwell._store import clones, database, interactions
-from stepwell._store import migrations as migrations_module
-from stepwell._store.database import Database
-from stepwell._store.migrations import apply, apply_over, current_version, latest_version, migrations, script
-from tests.store import questions
+from stepwell._core.store_errors import Contention, Outage
+from stepwell._store import migrate as migrations_module
+from stepwell._store.connection.pool import Database
+from stepwell._store.connection.settings import Bounds
+from stepwell._store.migrate import (
+    Stamp,
+    apply,
+    apply_over,
+    current_stamp,
+    current_version,
+    latest_version,
+    migrations,
+    oldest_code,
+    read,
+    script,
+)
+from stepwell._store.testing import databases
 from tests.support.dump_schema import dump, dump_of
+from tests.support.later_release import later_release
 from tests.support.waiting import eventually
 
-KEYED = """
-insert into stepwell.instances
-  (machine, version, step, queue, due_at, created_at, updated_at, key, key_scope, status, finished_at)
-select 'order', 1, 'ship', 'default', now(), now(), now(), key, scope, status, finished_at
-from (values ('lives', 'live', 'runnable', null), ('ended', 'live', 'done', now()),
-             ('for ever', 'forever', 'done', now())) as row(key, scope, status, finished_at)
-"""
 MIGRATES = """
 select from pg_stat_activity where datname = current_database() and application_name = 'stepwell'
   and wait_event_type = 'Lock'
@@ -46,13 +48,65 @@ async def empty(empty_url: str) -> AsyncIterator[Database]:
 
 
 async def tables(url: str) -> set[str]:
-    rows = await clones.query(url, "select tablename from pg_tables where schemaname = 'stepwell'")
+    rows = await databases.query(url, "select tablename from pg_tables where schemaname = 'stepwell'")
     return {row["tablename"] for row in rows}
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     assert [m.version for m in migrations()] == list(range(1, len(migrations()) + 1))
     assert all(m.sql.startswith("--") for m in migrations()), "a migration says what it is for"
+
+
+@pytest.mark.parametrize(
+    ("head", "is_compatible"), [("-- Compatible: yes", True), ("-- Compatible: no", False)]
+)
+def test_a_migration_states_whether_it_is_compatible(head: str, is_compatible: bool) -> None:
+    assert read(2, "more", f"{head}\n-- What for.\n").is_compatible is is_compatible
+
+
+@pytest.mark.parametrize("head", ["-- More.", "-- Compatible: perhaps", "-- More.\n-- Compatible: yes"])
+def test_a_migration_that_does_not_state_its_compatibility_is_an_error(head: str) -> None:
+    with pytest.raises(ValueError, match="its first line must be '-- Compatible: yes' or"):
+        read(2, "more", f"{head}\n")
+
+
+def test_the_first_schema_accepts_no_older_code() -> None:
+    assert (latest_version(), oldest_code(latest_version())) == (1, 1)
+
+
+@pytest.mark.parametrize(("compatible", "expected"), [(True, Stamp(2, 1)), (False, Stamp(2, 2))])
+async def test_every_way_to_migrate_stamps_both_numbers(
+    empty: Database, empty_url: str, compatible: bool, expected: Stamp
+) -> None:
+    stamps = [await current_stamp(empty)]
+
+    with later_release(compatible=compatible):
+        for act in (apply_all, migrate_in_two, run_script):
+            await act(empty_url)
+            stamps.append(await current_stamp(empty))
+            await databases.query(empty_url, "drop schema stepwell cascade")
+
+    assert stamps == [Stamp(0, 0), *[expected] * 3]
+
+
+async def apply_all(url: str) -> None:
+    async with Database(url) as database:
+        await apply(database)
+
+
+async def migrate_in_two(url: str) -> None:
+    """As Django does, the first time with an older release."""
+    migrate_up_to(url, 1)
+    async with Database(url) as database:
+        assert await current_stamp(database) == Stamp(1, 1)
+    migrate_up_to(url, latest_version())
+
+
+async def run_script(url: str) -> None:
+    migrate_up_to(url, 1)
+    connection = await asyncpg.connect(url)
+    await connection.execute(script(1))
+    await connection.close()
 
 
 async def test_an_empty_database_has_version_0(empty: Database) -> None:
@@ -66,7 +120,7 @@ async def test_migrations_apply_from_nothing(empty: Database) -> None:
     assert await current_version(empty) == latest_version()
 
 
-async def test_a_second_time_nothing_is_applied(empty: Database, empty_url: str) -> None:
+async def test_a_second_migrate_applies_nothing(empty: Database, empty_url: str) -> None:
     """Scenario 170."""
     await apply(empty)
     before = await dump_of(empty_url)
@@ -77,7 +131,7 @@ async def test_a_second_time_nothing_is_applied(empty: Database, empty_url: str)
     assert await dump_of(empty_url) == before
 
 
-async def test_eight_at_once_apply_it_once(empty: Database, empty_url: str, url: str) -> None:
+async def test_eight_concurrent_migrates_apply_each_migration_once(empty: Database, empty_url: str, url: str) -> None:
     applied = await asyncio.gather(*(apply(empty) for _ in range(8)))
 
     assert sorted(map(len, applied)) == [0] * 7 + [len(migrations())]
@@ -102,75 +156,55 @@ async def test_the_script_of_the_latest_version_changes_nothing(url: str, connec
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind(empty: Database, empty_url: str) -> None:
-    await clones.query(empty_url, "create schema stepwell")
-    await clones.query(empty_url, "create table stepwell.workers (mine integer)")  # made late in the first migration
+    await databases.query(empty_url, "create schema stepwell")
+    await databases.query(empty_url, "create table stepwell.workers (mine integer)")  # made late in the first migration
 
-    with pytest.raises(Refusal, match='relation "workers" already exists'):
+    with pytest.raises(Outage, match='relation "workers" already exists'):
         await apply(empty)
 
     assert await tables(empty_url) == {"workers"}
     assert await current_version(empty) == 0
 
 
-async def test_after_a_failure_it_applies_once_the_cause_is_gone(empty: Database, empty_url: str) -> None:
-    await clones.query(empty_url, "create schema stepwell")
-    await clones.query(empty_url, "create table stepwell.workers (mine integer)")
-    with pytest.raises(Refusal):
+async def test_a_migration_applies_once_the_cause_of_its_failure_is_gone(empty: Database, empty_url: str) -> None:
+    await databases.query(empty_url, "create schema stepwell")
+    await databases.query(empty_url, "create table stepwell.workers (mine integer)")
+    with pytest.raises(Outage):
         await apply(empty)
 
-    await clones.query(empty_url, "drop table stepwell.workers")
+    await databases.query(empty_url, "drop table stepwell.workers")
 
     assert await apply(empty) == list(migrations())
 
 
-async def test_a_migration_has_more_time_than_a_statement(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "COMMAND_TIMEOUT", 1.0)
+async def test_a_migration_has_more_time_than_a_statement(empty_url: str) -> None:
     other = await asyncpg.connect(empty_url)
-    await other.execute("select pg_advisory_lock(hashtextextended('stepwell.migrate', 0))")
+    await other.execute("begin; create schema stepwell")
 
-    async with Database(empty_url) as empty:
+    async with Database(empty_url, bounds=Bounds(answer=1.0)) as empty:
         migrating = asyncio.create_task(apply(empty))
-        await eventually(lambda: clones.query(empty_url, f"{MIGRATES} and now() - query_start > '1.5 s'"))
+        await eventually(lambda: databases.query(empty_url, f"{MIGRATES} and now() - query_start > '1.5 s'"))
         await other.close()
 
         assert await migrating == list(migrations())
 
 
-async def test_a_migration_does_not_wait_for_ever_for_somebodys_lock_while_others_wait_behind_it(
+async def test_a_migration_does_not_wait_for_a_lock_for_ever(
     empty: Database, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    migrate_up_to(empty_url, 1)
     monkeypatch.setattr(migrations_module, "LOCK_PATIENCE", timedelta(seconds=0.1))
-    migrate_up_to(empty_url, 13)
     client = await asyncpg.connect(empty_url)
 
-    async with client.transaction():
-        await client.execute("select from stepwell.instances")
-        with pytest.raises(Contention, match="lock timeout"):
-            await apply(empty)
+    with later_release():
+        async with client.transaction():
+            await client.execute("select from stepwell.instances")
+            with pytest.raises(Contention, match="lock timeout"):
+                await apply(empty)
+        before = await current_version(empty)
+        applied = await apply(empty)
 
-    assert await current_version(empty) == 13
-    assert [migration.version for migration in await apply(empty)] == [*range(14, latest_version() + 1)]
-    await client.close()
-
-
-async def test_who_has_locked_a_row_and_writes_it_next_is_not_in_the_way_of_migration_0014(
-    empty: Database, empty_url: str
-) -> None:
-    """Two connections. Without its lock at first it would wait for them, and they for it."""
-    migrate_up_to(empty_url, 13)
-    await clones.query(empty_url, KEYED)
-    client = await asyncpg.connect(empty_url)
-
-    async with client.transaction():
-        await client.execute("select from stepwell.instances for no key update")
-        migrating = asyncio.create_task(apply(empty))
-        await eventually(lambda: clones.query(empty_url, MIGRATES))
-        await client.execute("update stepwell.instances set priority = 7")
-
-    assert [migration.version for migration in await migrating] == [*range(14, latest_version() + 1)]
-    assert await client.fetchval("select count(*) from stepwell.instances where priority = 7") == 3
+    assert (before, [migration.version for migration in applied]) == (1, [2])
     await client.close()
 
 
@@ -185,107 +219,47 @@ def migrate_up_to(url: str, version: int) -> None:
         apply_over(send, version)
 
 
-async def test_a_token_that_was_handed_out_before_migration_0012_holds_after_it(
-    empty: Database, empty_url: str
-) -> None:
-    """The question is open all the while, and its next token is handed out under another key."""
-    migrate_up_to(empty_url, 11)
-    await questions.build(empty_url, 1_000)
-    connection = await asyncpg.connect(empty_url)
-    asked = await connection.fetchrow(
-        "update stepwell.await_units u set requires_token = true from stepwell.interactions q"
-        " where q.unit_id = u.id and u.id = 50 returning q.*"
-    )
-    facts = TokenFacts("", str(asked["id"]), str(asked["correlation"]), 50, "ask", epoch_ms(asked["deadline"]))
-    old, fresh = [TokenKeys.read({key: key * 20}).sign(facts) for key in ("old", "fresh")]
-    await connection.execute("update stepwell.interactions set seal = sha256($1) where unit_id = 50", old.encode())
+async def test_each_database_has_a_secret_of_its_own_that_stays(empty: Database, empty_url: str) -> None:
+    secrets_ = []
+    for _ in range(2):
+        await apply(empty)
+        await apply(empty)
+        [row] = await databases.query(empty_url, "select secret from stepwell.meta")
+        secrets_.append(row["secret"])
+        await databases.query(empty_url, "drop schema stepwell cascade")
 
-    await apply(empty)
-    await interactions.seal(empty, str(asked["id"]), seal_of(fresh))
-
-    complete = "select is_duplicate from stepwell.complete('1', token => $1)"
-    assert [await connection.fetchval(complete, token) for token in (old, fresh)] == [False, True]
-    await connection.close()
-
-
-async def test_keys_that_were_occupied_before_migration_0014_are_so_after_it(empty: Database, empty_url: str) -> None:
-    migrate_up_to(empty_url, 13)
-    await clones.query(empty_url, KEYED)
-
-    await apply(empty)
-
-    occupants = await clones.query(
-        empty_url,
-        "select (select o.id is not null from stepwell._instances_find_occupants(array[''], array[key]) o) as is_taken "
-        "from unnest(array['lives', 'ended', 'for ever']) as key",
-    )
-    assert [row["is_taken"] for row in occupants] == [True, None, True]
+    assert [len(secret) for secret in secrets_] == [32, 32]
+    assert secrets_[0] != secrets_[1]
 
 
 @pytest.fixture
 async def stranger(server_url: str, empty_url: str) -> AsyncIterator[str]:
-    """The URL of a role that may connect and nothing else, to the empty database."""
+    """The URL of a role that may only connect, to the empty database."""
     role = f"stranger_{secrets.token_hex(4)}"
-    await clones.query(server_url, f"create role {role} login")
+    await databases.query(server_url, f"create role {role} login")
     connection = await asyncpg.connect(empty_url)
     user = await connection.fetchval("select current_user")
     await connection.close()
     yield empty_url.replace(f"//{user}@", f"//{role}@")
-    await clones.query(server_url, f"drop role {role}")
+    await databases.query(server_url, f"drop role {role}")
 
 
-async def rights_after(database: Database, url: str, role: str | None, granted: str, *rights: str) -> list[bool]:
-    """Whether a role has rights once all is migrated, that had this one before. It is taken from it again."""
-    await clones.query(url, f"grant {granted} to {role}")
-    await apply(database)
-    connection = await asyncpg.connect(url)
-    found = [await connection.fetchval(f"select has_{right.format(role=role)}") for right in rights]
-    await connection.execute(f"drop owned by {role}")
-    await connection.close()
-    return found
-
-
-async def test_a_workers_own_role_reads_retired_keys_right_after_migration_0012(
-    empty: Database, empty_url: str, stranger: str
-) -> None:
-    """Whoever answers reads them. It has its grants on what was there before."""
-    migrate_up_to(empty_url, 11)
-    role = urlsplit(stranger).username
-    right = "table_privilege('{role}', 'stepwell.retired_token_keys', 'select')"
-
-    assert await rights_after(empty, empty_url, role, "select on stepwell.interactions", right) == [True]
-
-
-async def test_a_workers_own_role_claims_slots_right_after_migration_0013(
-    empty: Database, empty_url: str, stranger: str
-) -> None:
-    migrate_up_to(empty_url, 12)
-    role = urlsplit(stranger).username
-    rights = [
-        f"function_privilege('{{role}}', 'stepwell.{name}'::regproc, 'execute')"
-        for name in ("_claim_slots", "_let_go", "_lock_limits", "_limits_free")
-    ]
-
-    granted = "execute on function stepwell._answer_one"
-    assert await rights_after(empty, empty_url, role, granted, *rights) == [True] * 4
-
-
-async def test_a_role_that_may_not_create_is_told_so(stranger: str) -> None:
+async def test_a_role_that_may_not_create_gets_an_error_that_says_so(stranger: str) -> None:
     database = Database(stranger)
     await database.open()
 
-    with pytest.raises(Refusal, match="permission denied for database"):
+    with pytest.raises(Outage, match="permission denied for database"):
         await apply(database)
 
     await database.close()
 
 
-async def test_a_role_that_may_not_look_is_told_so_instead_of_version_0(empty: Database, stranger: str) -> None:
+async def test_a_role_that_may_not_read_gets_an_error_instead_of_version_0(empty: Database, stranger: str) -> None:
     await apply(empty)
     database = Database(stranger)
     await database.open()
 
-    with pytest.raises(Refusal, match="permission denied for schema stepwell"):
+    with pytest.raises(Outage, match="permission denied for schema stepwell"):
         await current_version(database)
 
     await database.close()

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 import pytest
 
-from stepwell._store import clones
+from stepwell._store.testing import databases
 from tests.store import backlog
 from tests.store.cases import CASES, SESSIONS, Case, Sample, sample
 from tests.store.conftest import Deep
@@ -47,7 +47,7 @@ def check(case: Case, plan: Plan) -> None:
 async def test_the_backlog_is_as_deep_as_it_says(deep: Deep) -> None:
     print(f"the backlog took {deep.seconds:.1f} s")  # noqa: T201 - about 1 s on two idle cores, 10 with `make depth`
 
-    rows = await clones.query(
+    rows = await databases.query(
         deep.url, "select status in ('done', 'failed', 'cancelled') as ended, status = 'executing' as executes, "
         "status = 'awaiting_signal' as parked, hold, count(*) as rows from stepwell.instances group by 1, 2, 3, 4"
     )  # fmt: skip
@@ -81,7 +81,7 @@ async def connect_all(url: str, benches: AsyncExitStack) -> dict[str, Bench]:
 
 
 async def without_autovacuum(url: str) -> None:
-    """Nobody but the test takes statistics."""
+    """Only the test takes statistics."""
     connection = await asyncpg.connect(url)
     for table in TABLES:
         await connection.execute(f"alter table stepwell.{table} set (autovacuum_enabled = off)")
@@ -106,7 +106,7 @@ async def test_plans_made_on_an_empty_table_stay_good_while_it_fills(
         check(case, await by_session[case.session].explain(case.name, *case.arguments(given, case.size)))
 
 
-async def test_plans_made_with_statistics_of_a_full_table_are_good_when_it_is_empty(
+async def test_plans_from_statistics_of_a_full_table_are_good_when_it_is_empty(
     url: str, benches: AsyncExitStack
 ) -> None:
     await without_autovacuum(url)

@@ -1,4 +1,4 @@
-"""What happened to a row after a statement's snapshot and before its lock is seen, and decides."""
+"""A change of a row after a statement's snapshot and before its lock is seen, and decides."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 import asyncpg
 import pytest
 
-from stepwell._store import shortcuts
-from stepwell._store.database import WORKER, Database
-from stepwell._store.statements import statement
+from stepwell._store.connection.pool import WORKER, Database
+from stepwell._store.connection.sql_files import statement
+from stepwell._store.operations.claim import claim_fast
 from tests.store.gate import gate_before
+from tests.support.claims import request
 
 LABELS = ["order@1"]
-SHORT = pytest.mark.parametrize("claim", ["instances/claim_bare", "instances/claim_at_once"])
+SHORT = pytest.mark.parametrize("claim", ["instances/claim_fast", "instances/claim_started_fast"])
 
 
 @pytest.fixture
 async def two(connection: asyncpg.Connection) -> tuple[int, int]:
-    """Two runnable rows; statements come to the first one first."""
+    """Two runnable rows; statements read the first one first."""
     rows = await connection.fetch(
         "insert into stepwell.instances (machine, version, step, queue, due_at, created_at, updated_at) "
         "select 'order', 1, 'ship', 'default', now() - interval '1 hour' + n * interval '1 second', now(), now() "
@@ -77,7 +78,7 @@ def bare(ids: tuple[int, ...], worker: int, status: str = "runnable") -> tuple[A
     )  # fmt: skip
 
 
-async def test_a_row_claimed_anew_is_not_reaped_from_its_live_worker(
+async def test_a_row_claimed_again_is_not_reaped_from_its_live_worker(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
@@ -85,7 +86,7 @@ async def test_a_row_claimed_anew_is_not_reaped_from_its_live_worker(
     await claim_for(connection, dead, first, second)
 
     async with gate_before(url, first) as gate:
-        reaping = await gate.send("instances/reap", [first, second], 10)
+        reaping = await gate.send("instances/reap", [first, second], 10, "{}")
         await claim_for(connection, alive, second)
         await gate.open()
         reaped = await reaping
@@ -94,14 +95,14 @@ async def test_a_row_claimed_anew_is_not_reaped_from_its_live_worker(
     assert (await row(connection, second))["worker_id"] == alive
 
 
-async def test_a_row_claimed_anew_by_a_worker_younger_than_the_snapshot_is_not_reaped(
+async def test_a_row_claimed_by_a_worker_newer_than_the_snapshot_is_not_reaped(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
     await claim_for(connection, await enter_worker(connection, lives=False), first, second)
 
     async with gate_before(url, first) as gate:
-        reaping = await gate.send("instances/reap", [first, second], 10)
+        reaping = await gate.send("instances/reap", [first, second], 10, "{}")
         young = await enter_worker(connection)
         await claim_for(connection, young, second)
         await gate.open()
@@ -110,7 +111,7 @@ async def test_a_row_claimed_anew_by_a_worker_younger_than_the_snapshot_is_not_r
     assert (await row(connection, second))["worker_id"] == young
 
 
-async def test_a_claim_that_was_taken_away_is_not_committed(
+async def test_a_lost_claim_is_not_committed(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
@@ -128,7 +129,7 @@ async def test_a_claim_that_was_taken_away_is_not_committed(
     assert (await row(connection, second))["state"] == "{}"
 
 
-async def test_a_claim_that_was_taken_away_is_not_committed_bare_either(
+async def test_a_lost_claim_is_not_committed_on_the_fast_path_either(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
@@ -136,7 +137,7 @@ async def test_a_claim_that_was_taken_away_is_not_committed_bare_either(
     await claim_for(connection, worker, first, second)
 
     async with gate_before(url, first) as gate:
-        committing = await gate.send("instances/commit_bare", *bare(two, worker))
+        committing = await gate.send("instances/commit_fast", *bare(two, worker))
         await claim_for(connection, other, second)
         await gate.open()
         [committed] = await committing
@@ -147,7 +148,7 @@ async def test_a_claim_that_was_taken_away_is_not_committed_bare_either(
 
 
 @pytest.mark.parametrize("fence", [0, 1], ids=["an older claim", "a claim of somebody else"])
-async def test_a_bare_commit_of_a_claim_that_is_over_changes_nothing(
+async def test_a_commit_of_an_ended_claim_changes_nothing(
     connection: asyncpg.Connection, two: tuple[int, int], fence: int
 ) -> None:
     worker, other = await enter_worker(connection), await enter_worker(connection)
@@ -156,21 +157,38 @@ async def test_a_bare_commit_of_a_claim_that_is_over_changes_nothing(
         await claim_for(connection, worker, *two)
     before = [await row(connection, id_) for id_ in two]
 
-    [committed] = await connection.fetch(statement("instances/commit_bare"), *bare(two, worker))
+    committed = await connection.fetch(statement("instances/commit"), *outcome(two, worker))
+
+    assert committed == []
+    assert [await row(connection, id_) for id_ in two] == before
+
+
+@pytest.mark.parametrize("fence", [0, 1], ids=["an older claim", "a claim of somebody else"])
+async def test_a_fast_commit_of_an_ended_claim_changes_nothing(
+    connection: asyncpg.Connection, two: tuple[int, int], fence: int
+) -> None:
+    worker, other = await enter_worker(connection), await enter_worker(connection)
+    await claim_for(connection, worker if fence == 0 else other, *two)
+    if fence == 0:
+        await claim_for(connection, worker, *two)
+    before = [await row(connection, id_) for id_ in two]
+
+    [committed] = await connection.fetch(statement("instances/commit_fast"), *bare(two, worker))
 
     assert (committed["number"], committed["ids"]) == (0, [])
     assert [await row(connection, id_) for id_ in two] == before
 
 
-async def test_a_mark_and_a_signal_that_come_meanwhile_are_told_by_a_bare_commit_which_does_not_go_on(
+async def test_a_fast_commit_reports_a_mark_and_a_signal_set_meanwhile(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
+    """The row with the signal is released, and does not run ahead."""
     first, second = two
     worker = await enter_worker(connection)
     await claim_for(connection, worker, first, second)
 
     async with gate_before(url, first) as gate:
-        committing = await gate.send("instances/commit_bare", *bare(two, worker, "executing"))
+        committing = await gate.send("instances/commit_fast", *bare(two, worker, "executing"))
         await connection.execute(
             "update stepwell.instances set watched = true, has_inbox = true where id = $1", second
         )
@@ -210,7 +228,7 @@ def ends(children: tuple[int, ...], worker: int, parent: int) -> tuple[Any, ...]
     return *bare(children, worker, "done")[:-1], f"{{{parent}}}"
 
 
-async def test_a_bare_end_is_counted_with_what_others_have_counted_since_the_snapshot(
+async def test_a_fast_end_is_counted_on_top_of_counts_since_the_snapshot(
     url: str, connection: asyncpg.Connection, family: tuple[int, tuple[int, int]]
 ) -> None:
     parent, (first, _) = family
@@ -218,7 +236,7 @@ async def test_a_bare_end_is_counted_with_what_others_have_counted_since_the_sna
     await claim_for(connection, worker, first)
 
     async with gate_before(url, parent) as gate:
-        committing = await gate.send("instances/commit_bare", *ends((first,), worker, parent))
+        committing = await gate.send("instances/commit_fast", *ends((first,), worker, parent))
         await connection.execute("update stepwell.instances set children_pending = 1 where id = $1", parent)
         await gate.open()
         [committed] = await committing
@@ -227,7 +245,7 @@ async def test_a_bare_end_is_counted_with_what_others_have_counted_since_the_sna
     assert await waits_for(connection, parent) == ("runnable", 0)
 
 
-async def test_a_bare_end_whose_parent_somebody_holds_is_left_out_and_its_neighbour_is_counted(
+async def test_a_fast_end_with_a_locked_parent_is_left_out_and_others_count(
     url: str, connection: asyncpg.Connection, family: tuple[int, tuple[int, int]]
 ) -> None:
     parent, (first, second) = family
@@ -239,7 +257,7 @@ async def test_a_bare_end_whose_parent_somebody_holds_is_left_out_and_its_neighb
     async with connection.transaction():
         await connection.execute("select from stepwell.instances where id = $1 for no key update", parent)
         [committed] = await committing.fetch(
-            statement("instances/commit_bare"), *ends((first, second), worker, parent)
+            statement("instances/commit_fast"), *ends((first, second), worker, parent)
         )
 
     assert (committed["ids"], committed["freed_queues"]) == ([second], None)
@@ -253,7 +271,7 @@ async def test_a_bare_end_whose_parent_somebody_holds_is_left_out_and_its_neighb
     ["joined = true", "continues_unit_id = 7", "parent_id = 0"],
     ids=["it was counted before", "it is an answer that went on by itself", "its parent is gone"],
 )
-async def test_an_end_that_only_the_long_way_can_count_is_left_to_it(
+async def test_an_end_that_only_the_full_path_can_count_is_left_to_it(
     connection: asyncpg.Connection, family: tuple[int, tuple[int, int]], why: str
 ) -> None:
     parent, (first, second) = family
@@ -262,7 +280,7 @@ async def test_an_end_that_only_the_long_way_can_count_is_left_to_it(
     await connection.execute(f"update stepwell.instances set {why} where id = $1", first)
 
     [committed] = await connection.fetch(
-        statement("instances/commit_bare"), *ends((first, second), worker, parent)
+        statement("instances/commit_fast"), *ends((first, second), worker, parent)
     )
 
     assert (committed["ids"], committed["freed_queues"]) == ([second], None)
@@ -270,7 +288,7 @@ async def test_an_end_that_only_the_long_way_can_count_is_left_to_it(
     assert (await row(connection, first))["status"] == "executing"
 
 
-async def test_an_end_of_an_earlier_round_is_committed_and_counted_nowhere(
+async def test_an_end_of_an_earlier_round_is_committed_and_not_counted(
     connection: asyncpg.Connection, family: tuple[int, tuple[int, int]]
 ) -> None:
     parent, (first, second) = family
@@ -279,16 +297,17 @@ async def test_an_end_of_an_earlier_round_is_committed_and_counted_nowhere(
     await connection.execute("update stepwell.instances set parent_round = 0 where id = $1", first)
 
     [committed] = await connection.fetch(
-        statement("instances/commit_bare"), *ends((first, second), worker, parent)
+        statement("instances/commit_fast"), *ends((first, second), worker, parent)
     )
 
     assert (committed["number"], committed["ids"]) == (2, None)
     assert await waits_for(connection, parent) == ("awaiting_children", 1)
 
 
-async def test_a_bare_commit_gives_up_soon_where_a_foreign_transaction_holds_a_row_and_has_committed_nothing(
+async def test_a_fast_commit_blocked_by_a_foreign_lock_gives_up_with_no_effect(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
+    """It gives up soon, and has committed nothing."""
     worker = await enter_worker(connection)
     await claim_for(connection, worker, *two)
     committing = await asyncpg.connect(url, server_settings=WORKER)
@@ -296,14 +315,14 @@ async def test_a_bare_commit_gives_up_soon_where_a_foreign_transaction_holds_a_r
     async with connection.transaction():
         await connection.execute("select from stepwell.instances where id = $1 for no key update", two[1])
         with pytest.raises(asyncpg.LockNotAvailableError):
-            await committing.fetch(statement("instances/commit_bare"), *bare(two, worker))
+            await committing.fetch(statement("instances/commit_fast"), *bare(two, worker))
 
     assert [(await row(connection, id_))["status"] for id_ in two] == ["executing"] * 2
     assert await committing.fetchval("show lock_timeout") == "0", "the bound ends with its statement"
     await committing.close()
 
 
-async def test_a_mark_set_meanwhile_survives_the_commit_and_is_told(
+async def test_a_mark_set_meanwhile_survives_the_commit_and_is_reported(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
@@ -320,7 +339,7 @@ async def test_a_mark_set_meanwhile_survives_the_commit_and_is_told(
     assert (await row(connection, second))["state"] == '{"new": true}'
 
 
-async def test_a_row_that_a_foreign_transaction_holds_leaves_the_batch(
+async def test_a_row_locked_by_a_foreign_transaction_leaves_the_batch(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
@@ -339,7 +358,7 @@ async def test_a_row_that_a_foreign_transaction_holds_leaves_the_batch(
 
 
 async def claim_while(url: str, gated: int, claim: str, meanwhile: Awaitable[object]) -> list[asyncpg.Record]:
-    """What a claim of both finds if something happens between its snapshot and its lock."""
+    """What a claim of both returns if something happens between its snapshot and its lock."""
     async with gate_before(url, gated) as gate:
         claiming = await gate.send(claim, 1, "default", 10, LABELS, [])
         await meanwhile
@@ -347,7 +366,7 @@ async def claim_while(url: str, gated: int, claim: str, meanwhile: Awaitable[obj
         return await claiming
 
 
-async def test_a_row_changed_meanwhile_is_missed_by_the_claim_and_left_as_it_is(
+async def test_a_claim_reports_a_row_changed_meanwhile_and_leaves_it_unchanged(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
@@ -370,7 +389,7 @@ async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window(
 
 
 @SHORT
-async def test_a_row_changed_meanwhile_is_missed_by_the_short_claim_which_says_so(
+async def test_a_fast_claim_reports_a_row_changed_meanwhile(
     url: str, connection: asyncpg.Connection, two: tuple[int, int], claim: str
 ) -> None:
     first, second = two
@@ -383,7 +402,7 @@ async def test_a_row_changed_meanwhile_is_missed_by_the_short_claim_which_says_s
 
 
 @SHORT
-async def test_a_row_claimed_by_another_meanwhile_is_not_in_the_window_of_the_short_claim(
+async def test_a_row_claimed_by_another_meanwhile_is_not_in_a_fast_claims_window(
     url: str, connection: asyncpg.Connection, two: tuple[int, int], claim: str
 ) -> None:
     first, second = two
@@ -398,9 +417,10 @@ NEEDS = ("concurrency_key = 'k'", "concurrency_limit = 'few'", "rate_limit = 'sl
 
 @pytest.mark.parametrize(
     ("claim", "needs"),
-    [*product(["instances/claim_bare", "instances/claim_at_once"], NEEDS), ("instances/claim_at_once", "crashes = 1")],
+    [*product(["instances/claim_fast", "instances/claim_started_fast"], NEEDS), ("instances/claim_started_fast",
+                                                                                 "crashes = 1")],
 )
-async def test_if_one_needs_more_than_a_worker_the_short_claim_leaves_all_of_them(
+async def test_a_fast_claim_leaves_all_rows_if_one_needs_more_than_a_worker(
     connection: asyncpg.Connection, two: tuple[int, int], claim: str, needs: str
 ) -> None:
     first, second = two
@@ -415,14 +435,14 @@ async def test_if_one_needs_more_than_a_worker_the_short_claim_leaves_all_of_the
 @pytest.mark.parametrize(
     "change", ["due_at = now() + interval '1 hour'", "hold = null, status = 'done', finished_at = now()"]
 )
-async def test_what_is_no_longer_due_stays_as_it_is(
+async def test_a_row_that_is_no_longer_due_is_left_unchanged(
     url: str, connection: asyncpg.Connection, two: tuple[int, int], change: str
 ) -> None:
     first, second = two
     await connection.execute("update stepwell.instances set hold = 'due'")
 
     async with gate_before(url, first) as gate:
-        ticking = await gate.send("instances/tick", ["default"], [])
+        ticking = await gate.send("instances/wake_due", ["default"], [])
         await connection.execute(f"update stepwell.instances set {change} where id = $1", second)
         before = await row(connection, second)
         await gate.open()
@@ -433,7 +453,7 @@ async def test_what_is_no_longer_due_stays_as_it_is(
 
 
 @pytest.mark.parametrize("worker", [1, 2])
-async def test_a_claim_that_was_taken_away_is_not_released(
+async def test_a_lost_claim_is_not_released(
     url: str, connection: asyncpg.Connection, two: tuple[int, int], worker: int
 ) -> None:
     """Neither if another worker has claimed the row since, nor if the same one has."""
@@ -451,14 +471,14 @@ async def test_a_claim_that_was_taken_away_is_not_released(
     assert (await row(connection, second))["worker_id"] == worker
 
 
-async def test_a_row_that_another_let_go_is_not_let_go_twice(
+async def test_a_row_that_another_worker_admitted_is_not_admitted_twice(
     url: str, connection: asyncpg.Connection, two: tuple[int, int]
 ) -> None:
     first, second = two
     await connection.execute("update stepwell.instances set hold = 'version'")
 
     async with gate_before(url, first) as gate:
-        freeing = await gate.send("instances/unhold_version", LABELS, False, [])
+        freeing = await gate.send("instances/admit_versions", LABELS, False, [])
         await connection.execute("update stepwell.instances set hold = null where id = $1", second)
         await gate.open()
         freed = await freeing
@@ -467,7 +487,7 @@ async def test_a_row_that_another_let_go_is_not_let_go_twice(
 
 
 async def being_sent(connection: asyncpg.Connection, worker: int) -> list[str]:
-    """Two questions on their way out; statements come to the first one first."""
+    """Two interactions that are being sent; statements read the first one first."""
     rows = await connection.fetch(
         "insert into stepwell.interactions (id, correlation, unit_id, instance_id, item, worker_id, created_at, "
         "next_at, tenant, transport, status, idempotency_key, request) "
@@ -482,14 +502,14 @@ async def sender(connection: asyncpg.Connection, question: str) -> Any:
     return await connection.fetchval("select worker_id from stepwell.interactions where id = $1", question)
 
 
-async def test_a_question_that_a_live_worker_has_taken_anew_is_not_returned_for_its_dead_one(
+async def test_an_interaction_retaken_by_a_live_worker_is_not_returned(
     url: str, connection: asyncpg.Connection
 ) -> None:
     dead, alive = await enter_worker(connection, lives=False), await enter_worker(connection)
     first, second = await being_sent(connection, dead)
 
     async with gate_before(url, first, "interactions") as gate:
-        returning = await gate.send("interactions/return_lost")
+        returning = await gate.send("interactions/release_lost")
         await connection.execute("update stepwell.interactions set worker_id = $1 where id = $2", alive, second)
         await gate.open()
         returned = await returning
@@ -498,7 +518,7 @@ async def test_a_question_that_a_live_worker_has_taken_anew_is_not_returned_for_
     assert (await sender(connection, first), await sender(connection, second)) == (None, alive)
 
 
-async def test_a_sending_that_another_worker_has_taken_over_is_not_noted(
+async def test_a_dispatch_that_another_worker_has_taken_over_is_not_recorded(
     url: str, connection: asyncpg.Connection
 ) -> None:
     slow, other = await enter_worker(connection), await enter_worker(connection)
@@ -516,10 +536,10 @@ async def test_a_sending_that_another_worker_has_taken_over_is_not_noted(
     assert (await sender(connection, first), await sender(connection, second)) == (None, other)
 
 
-async def test_the_short_claim_tells_the_most_urgent_first_however_the_rows_lie(
+async def test_a_fast_claim_returns_the_most_urgent_first_in_any_table_order(
     database: Database, connection: asyncpg.Connection
 ) -> None:
-    """The statement gives them in the order in which they lie."""
+    """The statement returns them in their order in the table."""
     rows = await connection.fetch(
         "insert into stepwell.instances (machine, version, step, queue, priority, due_at, created_at, updated_at) "
         "select 'order', 1, 'ship', 'default', n % 3 - 1, now() - (n / 2) * interval '1 year', now(), now() "
@@ -527,8 +547,8 @@ async def test_the_short_claim_tells_the_most_urgent_first_however_the_rows_lie(
     )
     worker = await enter_worker(connection)
 
-    claims, is_all = await shortcuts.claim_bare(database, worker, "default", 50, LABELS, [])
+    claimed = await claim_fast(database, request(worker, 50, LABELS))
 
     urgent = sorted(rows, key=lambda row: (row["priority"], row["due_at"], row["id"]))[:50]
-    assert [claim.id for claim in claims] == [row["id"] for row in urgent]
-    assert is_all
+    assert [claim.id for claim in claimed.claims] == [row["id"] for row in urgent]
+    assert not claimed.missed

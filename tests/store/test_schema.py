@@ -5,14 +5,15 @@ from __future__ import annotations
 from importlib.resources import files
 
 import asyncpg
+import pytest
 
-from stepwell._store.migrations import latest_version
+from stepwell._store.migrate import latest_version
 from tests.support.dump_schema import dump
 
 SCHEMA = (files("stepwell._store") / "schema.sql").read_text("utf-8")
 
 
-async def test_the_migrations_give_exactly_schema_sql(connection: asyncpg.Connection) -> None:
+async def test_the_migrations_produce_exactly_schema_sql(connection: asyncpg.Connection) -> None:
     assert await dump(connection) == SCHEMA, "generate schema.sql again: `make schema` says how"
 
 
@@ -34,19 +35,21 @@ async def test_schema_sql_carries_the_latest_version(empty_url: str) -> None:
     await connection.close()
 
 
-async def test_the_planner_inlines_the_clock(connection: asyncpg.Connection) -> None:
-    plan = await connection.fetch("explain select from stepwell.instances where due_at <= stepwell.now()")
+@pytest.mark.parametrize("clock", ["stepwell.now", "stepwell.instant"])
+async def test_the_planner_inlines_the_clock(connection: asyncpg.Connection, clock: str) -> None:
+    plan = await connection.fetch(f"explain select from stepwell.instances where due_at <= {clock}()")
 
-    assert not any("stepwell.now" in row[0] for row in plan)
+    assert not any(clock in row[0] for row in plan)
 
 
-async def test_what_a_question_is_known_by_is_computed_in_the_statement_and_not_by_a_call(
+async def test_the_id_of_an_interaction_is_computed_in_the_statement(
     connection: asyncpg.Connection,
 ) -> None:
-    """A call costs three times as much, for every question that is asked."""
+    """A call costs three times as much, for every interaction."""
     plan = await connection.fetchval(
         "explain (verbose, format json) "
-        "select stepwell._correlation(v.name, v.number, 1, 1, v.name) from (values ('a', 2::bigint)) as v(name, number)"
+        "select stepwell._correlation((select secret from stepwell.meta), v.name, v.number, 1, 1, v.name) "
+        "from (values ('a', 2::bigint)) as v(name, number)"
     )
 
     assert ("sha256" in plan, "_correlation" in plan) == (True, False)

@@ -1,4 +1,4 @@
-"""The two statements that insert: what start.sql stores, start_alike.sql stores as well."""
+"""The two statements that insert: what start.sql stores, start_fast.sql stores as well."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import asyncpg
 import msgspec
 import pytest
 
-from stepwell._core.entries import NewInstance
+from stepwell._core.start_request import NewInstance
 from stepwell._store import instances
-from stepwell._store.database import Database
+from stepwell._store.connection.pool import Database
+from stepwell._store.operations import start
 
 PLAIN = NewInstance(
     machine="order", version=3, step="ship", queue="checkout", priority=0, delay=None, at=None, tenant="",
     concurrency_key=None, state='{"count": 1}',
 )  # fmt: skip
 KEYED = msgspec.structs.replace(PLAIN, key="k", key_scope="live")
-OWN = ("id", "created_at", "updated_at", "due_at", "child_index")  # what two rows of two transactions differ in
+OWN = ("id", "created_at", "updated_at", "due_at", "child_index")  # two rows of two transactions differ in them
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -44,8 +45,8 @@ async def stored(database: Database, id_: int) -> dict[str, Any]:
 async def test_an_instance_is_the_same_whichever_statement_inserts_it(database: Database, kind: str) -> None:
     entry = msgspec.structs.replace(PLAIN, **KINDS[kind])
 
-    [alike] = await instances.start(database, [entry])
-    one, _ = await instances.start(database, [entry, KEYED])
+    [alike] = await start.start(database, [entry])
+    one, _ = await start.start(database, [entry, KEYED])
 
     rows = [await stored(database, alike.id), await stored(database, one.id)]
     if entry.at is not None:
@@ -58,16 +59,16 @@ async def test_an_instance_is_the_same_whichever_statement_inserts_it(database: 
 async def test_a_child_is_the_same_whichever_statement_inserts_it(database: Database) -> None:
     parents = [(7, 2, index) for index in range(2)]
 
-    alike, _ = await instances.start(database, [PLAIN, PLAIN], parents)
-    one, _ = await instances.start(database, [PLAIN, KEYED], parents)
+    alike, _ = (await start.start_children(database, [PLAIN, PLAIN], parents)).started
+    one, _ = (await start.start_children(database, [PLAIN, KEYED], parents)).started
 
     assert await stored(database, alike.id) == await stored(database, one.id)
 
 
-async def test_alike_instances_have_their_own_states_in_the_order_given(database: Database) -> None:
+async def test_instances_of_a_uniform_batch_have_their_own_states_in_order(database: Database) -> None:
     entries = [msgspec.structs.replace(PLAIN, state=f'{{"count": {n}}}') for n in range(300)]
 
-    started = await instances.start(database, entries)
+    started = await start.start(database, entries)
 
     ids = [row.id for row in started]
     found = {row.id: row.state for row in await instances.read(database, ids)}

@@ -1,7 +1,8 @@
-"""Every statement: one file, one duty, one caller, and Postgres takes it."""
+"""Every statement: one file, one duty, one caller, and Postgres prepares it."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -9,18 +10,19 @@ import asyncpg
 import pytest
 
 import stepwell._store
-from stepwell._store.database import CLIENT, WORKER
-from stepwell._store.statements import statement
+from stepwell._store.connection.pool import CLIENT, WORKER
+from stepwell._store.connection.sql_files import statement
 
 STORE = Path(stepwell._store.__file__).parent
+FIRST = STORE / "migrations/0001_initial.sql"
 NAMES = sorted(str(path.relative_to(STORE / "sql").with_suffix("")) for path in (STORE / "sql").rglob("*.sql"))
-CALL = re.compile(r"""fetch\(\s*"([a-z]+/[a-z_]+)""" + '"')
+CALL = re.compile(r"""fetch\(\s*"([a-z_]+/[a-z_]+)""" + '"')
 SESSIONS = {"client": CLIENT, "worker": WORKER}
 
 
 def callers() -> list[str]:
     """The statement of each call in the store's modules."""
-    return [name for path in STORE.glob("*.py") for name in CALL.findall(path.read_text())]
+    return [name for path in STORE.rglob("*.py") for name in CALL.findall(path.read_text())]
 
 
 def head(name: str) -> str:
@@ -51,7 +53,7 @@ async def test_postgres_prepares_every_statement(url: str, session: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_statement_says_its_duty_and_its_locks(name: str) -> None:
+def test_a_statement_states_its_duty_and_its_locks(name: str) -> None:
     duty = head(name).split(". ")[0]
 
     assert len(duty.split()) >= 3, "the first sentence says what the statement does"
@@ -75,20 +77,12 @@ def test_every_call_has_its_file() -> None:
     assert set(callers()) <= set(NAMES)
 
 
-def test_an_end_is_counted_the_same_way_with_its_commit_and_after_it() -> None:
-    names = ("children/join", "instances/commit_bare")
+def test_an_end_is_counted_alike_with_its_commit_and_after_it() -> None:
+    names = ("children/join", "instances/commit_fast")
     after, with_commit = (re.findall(r"counted as \((.*?)\n\)", body(name), re.DOTALL) for name in names)
 
     assert after
     assert after == with_commit
-
-
-def test_who_does_not_go_on_in_hand_is_woken_as_by_a_plain_delivery() -> None:
-    names = ("signals/deliver_plain", "signals/deliver_in_hand")
-    plain, in_hand = (re.findall(r"reached as \(\n(.*?)\n  returning", body(name), re.DOTALL) for name in names)
-
-    assert plain
-    assert [text.replace("\n    and g.id not in (select h.id from in_hand h)", "") for text in in_hand] == plain
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,3 +99,25 @@ def test_only_lock_that_lets_foreign_keys_pass_is_taken(name: str) -> None:
     locking = re.findall(r"\bfor (?:no key )?(?:update|share)\b(?! set)", body(name))
 
     assert set(locking) <= {"for no key update"}
+
+
+@pytest.mark.parametrize("path", [*(STORE / "sql").rglob("*.sql"), *(STORE / "migrations").glob("*.sql")], ids=str)
+def test_sql_in_files_names_the_schema_by_its_placeholder(path: Path) -> None:
+    text = path.read_text("utf-8")
+
+    assert re.findall(r"\bstepwell[._]|'stepwell\b|\bschema stepwell\b", text) == []
+    assert set(re.findall(r"\{[a-z]+\}", text)) <= {"{schema}", "{application}"}
+
+
+def test_no_python_module_spells_the_schema_in_sql() -> None:
+    tables = "|".join(re.findall(r"create table \{schema\}\.(\w+)", FIRST.read_text("utf-8")))
+    spelt = re.compile(rf"(from|into|update|table) stepwell\.({tables})\b")
+    texts = [
+        (path.name, node.value)
+        for path in STORE.parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+    assert len(tables.split("|")) > 10
+    assert [name for name, text in texts if spelt.search(text)] == []

@@ -1,4 +1,4 @@
-"""Rule 26: who takes rows from the dead must have been there all the time itself."""
+"""Rule 26: a worker that reaps must have been live all the time itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from stepwell._store.statements import statement
+from stepwell._store.connection.sql_files import statement
 
 LEASE = timedelta(seconds=60)
 ENTER = """
@@ -27,13 +27,13 @@ values ('m', 1, 's', 'q', now(), 'executing', $1, now(), now(), now()) returning
 async def test_rule_26_a_reaper_acts_only_if_it_has_beaten_all_the_time(
     connection: asyncpg.Connection, left: int, acts: bool
 ) -> None:
-    """Rule 26: an outage does not bury the living: one lease outlives it, another that was beaten earlier does not."""
+    """Rule 26: an outage expires no live worker: one lease outlives it, another that was renewed earlier does not."""
     asking = await connection.fetchval(ENTER, timedelta(seconds=left), LEASE)
     other = await connection.fetchval(ENTER, timedelta(seconds=-1), LEASE)
     row = await connection.fetchval(EXECUTING, other)
 
     before_its_beat = await connection.fetch(statement("instances/find_lost"), asking, LEASE)
-    await connection.fetch(statement("workers/beat"), asking, LEASE, 0, LEASE)
+    await connection.fetch(statement("workers/beat"), asking, LEASE, 0, LEASE, "h", "b", 1, "p")
     after_its_beat = await connection.fetch(statement("instances/find_lost"), asking, LEASE)
 
     assert [[found["id"] for found in look] for look in (before_its_beat, after_its_beat)] == [[row] * acts] * 2

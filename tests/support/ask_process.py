@@ -1,4 +1,4 @@
-"""A worker that asks the world, or who answers, in a process that is to be killed: `python -m … URL [options]`."""
+"""A worker that asks, or a client that completes, in a process that is to be killed: `python -m … URL [options]`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 
 import asyncpg
 
-from stepwell import Ask, Context, Done, Engine, Machine, Outcome, Undeliverable, _probes, step
-from stepwell._runtime import filler
-from stepwell.testing.points import check_point
+from stepwell import Ask, Context, Done, Engine, Machine, Outcome, Undeliverable, step
+from stepwell._process import probes
+from stepwell._worker.running import ask_each
+from stepwell.testing.probes import check_point
 from stepwell.transports import Admit, Answer, Dispatch, Transport
-from tests.asks.looks import SECRET
-from tests.asks.machines import Batch, Expense
-from tests.support.worker_process import _settings
+from tests.features.interactions.looks import SECRET
+from tests.features.interactions.machines import Batch, Expense
+from tests.support.worker_process import read_settings
 
 CREATE_SENDINGS = (
     "create table public.sendings (number bigint generated always as identity, question uuid, attempt int, pid int)"
@@ -68,7 +69,7 @@ class Noting(Transport):
 
 
 class Answering(Noting):
-    """Everything that was sent is answered."""
+    """Everything that was sent is completed."""
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url, name)
@@ -97,12 +98,12 @@ WORLDS = {"silent": Noting, "answers": Answering, "is missing": Missing}
 
 
 def reply_to(request: Any) -> Any:
-    """What the world says: yes to what is about an amount, else a number."""
+    """The reply of the external system: yes to an amount, else a number."""
     return {"approved": True} if "amount" in request else 100 + request["number"]
 
 
 def die_at(point: str, nth: int) -> None:
-    """Kill this process when the point is reached for the nth time; looks that found nothing do not count."""
+    """Kill this process when the point is reached for the nth time; checks that found nothing do not count."""
     check_point(point)
     left = nth
 
@@ -112,7 +113,7 @@ def die_at(point: str, nth: int) -> None:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    _probes.hooks[point] = die
+    probes.hooks[point] = die
 
 
 async def main(given: argparse.Namespace) -> None:
@@ -133,7 +134,7 @@ async def main(given: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    parser.add_argument("--settings", type=_settings, default={})
+    parser.add_argument("--settings", type=read_settings, default={})
     parser.add_argument("--crash", metavar="POINT")
     parser.add_argument("--nth", type=int, default=1)
     parser.add_argument("--queue", default="default")
@@ -141,7 +142,7 @@ if __name__ == "__main__":
     parser.add_argument("--world", choices=WORLDS, default="silent")
     parser.add_argument("--answer", metavar="QUESTION")
     parsed = parser.parse_args()
-    filler.CHUNK = CHUNK
+    ask_each.CHUNK = CHUNK
     if parsed.crash is not None:
         die_at(parsed.crash, parsed.nth)
     asyncio.run(main(parsed))

@@ -1,4 +1,4 @@
-"""Questions to the world, asked and answered step by step, and what must hold whatever happens to them."""
+"""Interactions, inserted and completed step by step, and the invariants that hold whatever happens to them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import asyncpg
 from msgspec.structs import replace
 
 from stepwell import Ask, Context, Done, Machine, Outcome, step
-from stepwell._core.commits import Commit
-from stepwell._core.interactions import Answer, Completion
-from stepwell._core.questions import question
-from stepwell._core.records import Claim
+from stepwell._core.await_unit import new_interaction
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
+from stepwell._core.interaction import Answer, Completion
 from stepwell._core.transition import common_of, transition
-from stepwell._store import interactions, units
+from stepwell._store import await_units, interactions
+from stepwell._store.await_units import Appended
 from stepwell._store.interactions import Sent
-from stepwell._store.units import Appended
 from stepwell.outcomes import AskEach
 from tests.support.contest import Contest, Contestant
 
 LARGEST = 100_000
-SOON = timedelta(seconds=30)  # after which a question of these tests is late; the clock is the test's
+SOON = timedelta(seconds=30)  # after which an interaction of these tests is late; the clock is the test's
 
 BROKEN = """
 with counted as (
@@ -44,6 +44,7 @@ select 'unit ' || id || ' has ' || out || ' out of a window of ' || "window" fro
 union all
 select 'unit ' || id || ' is ' || status || ' and has open questions' from counted
 where status <> 'waiting' and number > ended
+  and not exists (select from stepwell.cleanups k where k.unit_id = counted.id)
 union all
 select 'instance ' || i.id || ' waits for unit ' || coalesce(i.await_unit_id::text, 'none') || ', which is '
        || coalesce(u.status, 'not there')
@@ -57,11 +58,11 @@ where u.status = 'waiting' and not exists (
 
 
 class Asker(Machine, initial="start"):
-    """The tests write its outcomes by hand."""
+    """The tests write its outcomes themselves."""
 
     @step
     async def start(self, ctx: Context[Any]) -> Outcome:
-        return Ask("inbox", {}, then=self.collect)
+        return Ask("manual", {}, then=self.collect)
 
     @step
     async def collect(self, ctx: Context[Any]) -> Done:
@@ -69,23 +70,23 @@ class Asker(Machine, initial="start"):
 
 
 class Asked(Contest):
-    """A contest about questions."""
+    """A contest about interactions."""
 
     async def claimed(self, contestant: Contestant) -> Claim:
-        """An instance in a worker's hands, about to ask."""
+        """A claimed instance, about to ask."""
         await self.harness.engine.start(Asker, {})
         [claim] = await self.claim(contestant)
         return claim
 
-    async def one(self, contestant: Contestant, transport: str = "inbox", **options: Any) -> tuple[int, str]:
-        """An instance that waits for one answer; its id, and that of the question."""
+    async def one(self, contestant: Contestant, transport: str = "manual", **options: Any) -> tuple[int, str]:
+        """An instance that waits for one reply; its id, and that of the interaction."""
         claim = await self.claimed(contestant)
         await self.flush(contestant, self.asks(claim, Ask(transport, {"n": 1}, then="collect", reply=int, **options)))
         [asked] = await self.ids(claim.id)
         return claim.id, asked
 
     async def many(self, contestant: Contestant, number: int, **options: Any) -> tuple[int, list[str]]:
-        """An instance that waits for so many answers."""
+        """An instance that waits for this number of replies."""
         claim = await self.claimed(contestant)
         outcome = each(**options)
         await self.fill(contestant, claim, outcome, number)
@@ -97,15 +98,15 @@ class Asked(Contest):
     ) -> Appended | None:
         """Append a chunk, as the filler does; None if the claim is lost."""
         common = common_of(outcome, claim.step, self.registry)
-        chunk = [question({"n": n}, common, LARGEST) for n in range(first, first + number)]
+        chunk = [new_interaction({"n": n}, common, LARGEST) for n in range(first, first + number)]
         async with contestant.transaction() as session:
-            held = await units.hold(session, claim)  # type: ignore[arg-type]
+            held = await await_units.hold(session, claim)  # type: ignore[arg-type]
             if held is None:
                 return None
-            return await units.append(session, claim, held.unit_id, common, first, chunk)  # type: ignore[arg-type]
+            return await await_units.append(session, claim, held.unit_id, common, first, chunk)  # type: ignore[arg-type]
 
     def asks(self, claim: Claim, outcome: Ask | AskEach) -> Commit:
-        """The commit of an ask; what an Ask.each asks is asked by then."""
+        """The commit of an ask; an Ask.each has inserted its interactions by then."""
         definition = self.registry.find(claim.machine, claim.version)
         assert definition is not None
         mark = definition.state.mark({})
@@ -120,17 +121,17 @@ class Asked(Contest):
         return await self.client(contestant).completing.complete(answer)
 
     async def expire(self, contestant: Contestant) -> tuple[int, int]:
-        """End what is late; how many that were, and how many of them somebody holds."""
+        """End late interactions; how many there were, and how many of them were locked."""
         late, held, _ = await interactions.expire(contestant)  # type: ignore[arg-type]
         return late, held
 
     async def take(self, contestant: Contestant, worker_id: int, transport: str = "there") -> list[tuple[str, int]]:
-        """Take questions to send them; with the number of the try."""
+        """Claim interactions to send them; with the number of the try."""
         taken = await interactions.claim(contestant, worker_id, transport, 10)
         return [(out.dispatch.interaction_id, out.dispatch.attempt) for out in taken]
 
     async def note(self, contestant: Contestant, worker_id: int, taken: list[tuple[str, int]]) -> list[str]:
-        """Note that they are sent; returns those that could not be noted now."""
+        """Record that they are sent; returns those that could not be recorded now."""
         left = await interactions.record(contestant, worker_id, [Sent(id_, attempt) for id_, attempt in taken])
         return [sent.id for sent in left]
 
@@ -147,7 +148,7 @@ class Asked(Contest):
         return [row["status"] for row in rows]
 
     async def unit(self, instance_id: int) -> tuple[str, int, int, int]:
-        """Status of its last unit, how many questions it has, how many are resolved, how many are out."""
+        """Status of its last unit, how many interactions it has, how many are resolved, how many are open."""
         [row, *_] = await self.sql(
             "select status, opened, resolved, in_flight from stepwell.await_units where instance_id = $1 "
             "order by id desc", instance_id,
@@ -158,10 +159,10 @@ class Asked(Contest):
         return [row["problem"] for row in await self.sql(BROKEN)]
 
 
-def each(transport: str = "inbox", **options: Any) -> AskEach:
+def each(transport: str = "manual", **options: Any) -> AskEach:
     return Ask.each(transport, (), then="collect", reply=int, **options)
 
 
 async def problems_in(connection: asyncpg.Connection) -> list[str]:
-    """What does not hold about questions in this database."""
+    """The violated invariants of interactions in this database."""
     return [row["problem"] for row in await connection.fetch(BROKEN)]

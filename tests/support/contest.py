@@ -1,4 +1,4 @@
-"""Who waits for whom, told step by step: raw connections that stand in for the store's database, one per contestant."""
+"""Which session waits for which, step by step: raw connections in place of the store's database, one per contestant."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from typing import Any, Self
 import asyncpg
 
 from stepwell import Context, Done, Machine, Next, step
-from stepwell._core.commits import Commit
-from stepwell._core.entries import NewInstance, admit_many
-from stepwell._core.records import Claim
+from stepwell._client.client import Client
+from stepwell._client.control import ControlOperations
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
+from stepwell._core.start_request import NewInstance, admit_many
 from stepwell._core.status import Status
-from stepwell._runtime.reception import Receptions
-from stepwell._store import flushes, instances, signals, workers
-from stepwell._store.database import WORKER
-from stepwell._store.translation import translated
-from stepwell._store.workers import Place
-from stepwell.client import Client
-from stepwell.operating import Operating
+from stepwell._store import instances, signals
+from stepwell._store.connection.driver_errors import translated
+from stepwell._store.connection.pool import WORKER
+from stepwell._store.operations import commit
+from stepwell._store.operations.claim import claim_full
+from stepwell._store.registrations import workers
+from stepwell._store.registrations.workers import HostIdentity
 from stepwell.testing import Harness
+from tests.support.claims import request
+from tests.support.commits import full_path
 from tests.support.race import LEASE, Session
 from tests.support.waiting import eventually
 
@@ -32,7 +36,7 @@ FOREIGN_WAITS = (
 
 
 class Plain(Machine, initial="a"):
-    """Two steps; the tests write their outcomes by hand."""
+    """Two steps; the tests write their outcomes themselves."""
 
     @step
     async def a(self, ctx: Context[Any]) -> Next:
@@ -44,7 +48,7 @@ class Plain(Machine, initial="a"):
 
 
 class Contestant(Session):
-    """A session in the place of the store's database: errors are the store's, as its callers expect."""
+    """A session in place of the store's database: errors are the store's, as its callers expect."""
 
     @property
     def pid(self) -> int:
@@ -62,7 +66,7 @@ class Contestant(Session):
 
 
 class Contest:
-    """A test's database, the contestants on it, and what they do."""
+    """A test's database, the contestants on it, and their calls."""
 
     def __init__(self, harness: Harness, stack: AsyncExitStack, onlooker: asyncpg.Connection) -> None:
         self.harness = harness
@@ -79,7 +83,7 @@ class Contest:
             yield cls(harness, stack, onlooker)
 
     async def sql(self, text: str, *args: Any) -> list[asyncpg.Record]:
-        """Ask as somebody who takes no part."""
+        """Query on a connection that takes no part."""
         return list(await self._onlooker.fetch(text, *args))
 
     async def join(self, number: int = 2) -> list[Contestant]:
@@ -91,29 +95,29 @@ class Contest:
         return Contestant(connection)
 
     def client(self, contestant: Contestant) -> Client:
-        """The client's doors, through that connection only."""
+        """The client's calls, through that connection only."""
         engine = self.harness.engine
         assert engine._notifier is not None
         return Client(
-            contestant, self.registry, engine._notifier, Receptions(), engine._emitter, engine.settings,  # type: ignore[arg-type]
+            contestant, self.registry, engine._notifier, engine._emitter, engine.settings,  # type: ignore[arg-type]
             engine._token_keys,
         )
 
-    def operating(self, contestant: Contestant) -> Operating:
-        """The operator's doors, through that connection only."""
+    def operating(self, contestant: Contestant) -> ControlOperations:
+        """The operator's calls, through that connection only."""
         return self.client(contestant).operating
 
     def entries(self, *entries: Any) -> list[NewInstance]:
         return admit_many(self.registry, entries, tenant="", max_payload=10_000)
 
     async def claim(self, contestant: Contestant, limit: int = 100) -> list[Claim]:
-        """Claim as a worker that no process stands for, on a host of its own."""
-        place = Place("nowhere", "never", 1, "1")
-        worker_id = await workers.register(contestant, place, "0", {}, self.registry.labels(), LEASE)
-        return (await instances.claim(contestant, worker_id, "default", limit, self.registry.labels())).claims
+        """Claim as a worker without a process, on a host of its own."""
+        place = HostIdentity("nowhere", "never", 1, "1")
+        worker_id = (await workers.register(contestant, place, "0", {}, self.registry.labels(), LEASE)).id
+        return (await claim_full(contestant, request(worker_id, limit, self.registry.labels()))).claims
 
     async def end_lease(self, claim: Claim) -> None:
-        """Let the worker of a claim be dead, after the claim's step had begun."""
+        """Let the worker of a claim be dead, after the claim was marked started."""
         await self.sql(
             "update stepwell.workers set lease_until = '-infinity', begun_at = $2 where id = $1",
             claim.worker_id, claim.claimed_at,
@@ -126,20 +130,20 @@ class Contest:
 
     async def flush(self, contestant: Contestant, *commits: Commit) -> list[int]:
         """Commit outcomes; returns the ids that committed."""
-        flushed = await flushes.flush(contestant, commits)  # type: ignore[arg-type]
-        if flushed.leftovers:  # as the flusher does
-            await signals.drop(contestant, flushed.leftovers, alone=True)
+        flushed = await commit.commit(contestant, commits, full_path())  # type: ignore[arg-type]
+        if flushed.leftovers:  # as the committer does
+            await signals.sweep(contestant, flushed.leftovers)
         return sorted(row.id for row in flushed.committed)
 
     async def row(self, instance_id: int, *columns: str) -> Any:
-        """The given columns of an instance; the bare value if it is one."""
+        """The given columns of an instance; the value itself if it is one."""
         [row] = await self.sql(
             f"select {', '.join(columns)} from stepwell.instances where id = $1", instance_id
         )
         return row[0] if len(columns) == 1 else tuple(row)
 
     async def inbox(self, instance_id: int) -> list[tuple[str, Any]]:
-        """Name and payload of what is there to be read, in arrival order."""
+        """Name and payload of the unread signals, in arrival order."""
         rows = await self.sql(
             "select name, payload #>> '{}' from stepwell.signals where instance_id = $1 and not consumed order by id",
             instance_id,
@@ -153,7 +157,7 @@ class Contest:
         return [row["status"] for row in rows]
 
     async def blocked(self, contestant: Contestant, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a call and wait until the server says that it waits for a lock."""
+        """Start a call and wait until the server reports that it waits for a lock."""
         task = asyncio.create_task(call)
         waits = "select from pg_locks where pid = $1 and not granted"
         await eventually(lambda: self.sql(waits, contestant.pid))
@@ -164,13 +168,13 @@ class Contest:
         return bool(await self.sql(FOREIGN_WAITS))
 
     async def family(self, contestant: Contestant, children: int, **options: Any) -> tuple[Claim, list[Claim]]:
-        """A parent that waits for its children, and those in the hands of one worker each; the parent's old claim."""
+        """A parent that waits for its children, each claimed by one worker; the parent's old claim."""
         parent = await self.executing(contestant)
         await self.flush(contestant, spawned(parent, self.entries(*[Plain.child({}, **options)] * children)))
         return parent, [(await self.claim(contestant, 1))[0] for _ in range(children)]
 
     async def executing(self, contestant: Contestant, **options: Any) -> Claim:
-        """One instance in a worker's hands."""
+        """One claimed instance."""
         await self.harness.engine.start(Plain, {}, **options)
         [claim] = await self.claim(contestant)
         return claim

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from stepwell import ConcurrencyLimit, Context, Done, Machine, Next, RateLimit, step
+from stepwell import ConcurrencyLimit, Context, Done, Machine, Next, RateLimit, Retry, step
 
 CREATE_EFFECTS = """
 create table if not exists public.effects (
@@ -36,12 +36,13 @@ _AWAY = (
     OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError,
     asyncpg.OperatorInterventionError,
 )  # fmt: skip
+_IS_NOTED = "select exists (select from public.effects where note = $1)"
 _PAUSE = 0.05
 _INSIDE = 0.01  # long enough that all slots of a limit are taken at once
 
 
 class Effects:
-    """What steps did to the world, through connections of their own. An outage delays a record, it never doubles it."""
+    """The effects of steps, through connections of their own. An outage delays a record, it never doubles it."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -60,10 +61,15 @@ class Effects:
         await self._ask(sql, *args)
 
     async def gathered(self, processes: int) -> None:
-        """Wait until steps of so many processes have been here."""
+        """Wait until steps of this number of processes have recorded an effect."""
         while not self._has_gathered:
             await asyncio.sleep(_PAUSE)
             self._has_gathered = await self._ask("select count(distinct pid) from public.effects") >= processes
+
+    async def noted(self, note: str) -> None:
+        """Wait until a test has written that note."""
+        while not await self._ask(_IS_NOTED, note):  # noqa: ASYNC110 - a row announces nothing
+            await asyncio.sleep(_PAUSE)
 
     async def _ask(self, sql: str, *args: object) -> Any:
         while True:
@@ -121,6 +127,52 @@ class Killer(Machine, initial="kill"):
         return Done()
 
 
+class Canceller(Machine, initial="act"):
+    """Cancels tasks of its process, or stops its loop, and waits for ever."""
+
+    @dataclass
+    class State:
+        how: str = "all"  # "all" tasks, all "but main", "main alone", or "stop" the loop
+
+    @step
+    async def act(self, ctx: Context[State]) -> Done:
+        await ctx.resources.record(ctx)
+        if ctx.state.how == "stop":
+            asyncio.get_running_loop().stop()
+        else:
+            for task in asyncio.all_tasks():
+                is_main = task.get_name() == "main"
+                if ctx.state.how == "all" or is_main == (ctx.state.how == "main alone"):
+                    task.cancel()
+        await asyncio.Event().wait()
+        return Done()
+
+    async def handle(self, error: BaseException, ctx: Context[State]) -> Done:
+        return Done("handled")
+
+
+class Neighbour(Machine, initial="work"):
+    """Works for a moment; is cut off if its process ends meanwhile."""
+
+    @step
+    async def work(self, ctx: Context[Any]) -> Done:
+        await asyncio.sleep(_PAUSE)
+        return Done("worked")
+
+    async def handle(self, error: BaseException, ctx: Context[Any]) -> Retry:
+        return Retry()
+
+
+class Endless(Machine, initial="wait"):
+    """Runs until it is cancelled."""
+
+    @step
+    async def wait(self, ctx: Context[Any]) -> Done:
+        await ctx.resources.record(ctx)
+        await asyncio.Event().wait()
+        return Done()
+
+
 class Innocent(Machine, initial="work"):
     """Does a moment's work."""
 
@@ -131,7 +183,7 @@ class Innocent(Machine, initial="work"):
 
 
 class Frozen(Machine, initial="hang"):
-    """Hangs in its first worker until it is told to stop; if `stubborn`, it then claims to be done all the same."""
+    """Hangs in its first worker until it is told to stop; if `stubborn`, it then returns as if it were done."""
 
     @dataclass
     class State:
@@ -151,8 +203,22 @@ class Frozen(Machine, initial="hang"):
         return Done("late")
 
 
+class Gated(Machine, initial="wait"):
+    """Returns its name as soon as a test has noted that it may."""
+
+    @dataclass
+    class State:
+        name: str
+
+    @step
+    async def wait(self, ctx: Context[State]) -> Done:
+        await ctx.resources.record(ctx, f"{ctx.state.name} runs")
+        await ctx.resources.noted(f"{ctx.state.name} may end")
+        return Done(ctx.state.name)
+
+
 class Shared(Machine, initial="meet"):
-    """Two steps; the first one waits until two workers are at it."""
+    """Two steps; the first one waits until two workers run it."""
 
     @step
     async def meet(self, ctx: Context[Any]) -> Next:
@@ -167,7 +233,7 @@ class Shared(Machine, initial="meet"):
 
 
 class Booking(Machine, initial="book"):
-    """Books itself into the ledger, and counts there: in its own transaction, or as a plain step by its resources."""
+    """Writes itself into the ledger, and counts there: in its own transaction, or as a plain step by its resources."""
 
     @dataclass
     class State:
@@ -207,7 +273,7 @@ async def book(connection: Any, ctx: Context[Any]) -> None:
 
 
 class Narrow(Machine, initial="pass_through"):
-    """Writes down when its step began and ended, by the database's clock; what was killed inside has no end."""
+    """Records when its step began and ended, by the database's clock; a step killed inside has no end."""
 
     @step
     async def pass_through(self, ctx: Context[Any]) -> Done:
@@ -226,4 +292,4 @@ create table public.spans (
 )
 """
 LIMITS = [ConcurrencyLimit("narrow", 6), RateLimit("narrow", 400, burst=10)]
-MACHINES = [Trail, Killer, Innocent, Frozen, Shared, Booking, Narrow]
+MACHINES = [Trail, Killer, Canceller, Neighbour, Endless, Innocent, Frozen, Gated, Shared, Booking, Narrow]

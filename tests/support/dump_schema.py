@@ -19,21 +19,19 @@ HEAD = """\
 -- The schema `stepwell` as all migrations together leave it, for reading. Generated; tests hold it equal to them:
 --   .venv/bin/python -m tests.support.dump_schema > src/stepwell/_store/schema.sql
 -- Why things are as they are stands in the migrations.
-
-create schema stepwell;
 """
 
 FUNCTIONS = """
 select pg_get_functiondef(p.oid) as definition
 from pg_proc p
-where p.pronamespace = 'stepwell'::regnamespace
+where p.pronamespace = $1::text::regnamespace
 order by p.proname, pg_get_function_identity_arguments(p.oid)
 """
 
 TABLES = """
 select c.oid, c.relname as name, c.reloptions as options
 from pg_class c
-where c.relnamespace = 'stepwell'::regnamespace and c.relkind = 'r'
+where c.relnamespace = $1::text::regnamespace and c.relkind = 'r'
 order by c.relname
 """
 
@@ -68,51 +66,63 @@ order by c.relname
 OTHERS = """
 select format('%s %s', c.relkind, c.relname) as found
 from pg_class c
-where c.relnamespace = 'stepwell'::regnamespace and c.relkind not in ('r', 'i', 'S')
+where c.relnamespace = $1::text::regnamespace and c.relkind not in ('r', 'i', 'S')
 union all
 select format('trigger %s', t.tgname)
 from pg_trigger t
 join pg_class c on c.oid = t.tgrelid
-where c.relnamespace = 'stepwell'::regnamespace and not t.tgisinternal
+where c.relnamespace = $1::text::regnamespace and not t.tgisinternal
 union all
 select format('type %s', t.typname)
 from pg_type t
-where t.typnamespace = 'stepwell'::regnamespace and t.typrelid = 0 and t.typelem = 0
+where t.typnamespace = $1::text::regnamespace and t.typrelid = 0 and t.typelem = 0
 """
 
 
-async def dump(connection: asyncpg.Connection) -> str:
+# Rows that are there from the beginning, and are never written.
+LOCKS = """
+select min(number) as first, max(number) as last
+from (select number, number - row_number() over (order by number) as island from {schema}.locks) l
+group by island
+order by 1
+"""
+
+
+async def dump(connection: asyncpg.Connection, schema: str = "stepwell") -> str:
     """The schema as one script, which makes the same schema in an empty database."""
     await connection.execute("set search_path to pg_catalog")
-    functions = await connection.fetch(FUNCTIONS)
-    tables = await connection.fetch(TABLES)
-    parts = [HEAD, *(row["definition"].strip() + ";\n" for row in functions)]
-    parts += [await _table(connection, table) for table in tables]
-    if unknown := [row["found"] for row in await connection.fetch(OTHERS)]:
+    functions = await connection.fetch(FUNCTIONS, schema)
+    tables = await connection.fetch(TABLES, schema)
+    parts = [HEAD.replace("stepwell`", f"{schema}`"), f"create schema {schema};\n"]
+    parts += [row["definition"].strip() + ";\n" for row in functions]
+    parts += [await _table(connection, schema, table) for table in tables]
+    if unknown := [row["found"] for row in await connection.fetch(OTHERS, schema)]:
         raise NotImplementedError(f"the dump knows nothing of {', '.join(unknown)} yet")
-    version = await connection.fetchval("select version from stepwell.meta")
-    parts.append(f"insert into stepwell.meta (version) values ({version});\n")
+    version, oldest_code = await connection.fetchrow(f"select version, oldest_code from {schema}.meta")
+    parts.append(f"insert into {schema}.meta (version, oldest_code) values ({version}, {oldest_code});\n")
+    ranges = await connection.fetch(LOCKS.format(schema=schema))
+    parts += [f"insert into {schema}.locks select generate_series({row['first']}, {row['last']});\n" for row in ranges]
     await connection.execute("reset search_path")
     return "\n".join(parts)
 
 
-async def dump_of(url: str) -> str:
+async def dump_of(url: str, schema: str = "stepwell") -> str:
     """The schema of the database with this URL."""
     connection = await asyncpg.connect(url)
     try:
-        return await dump(connection)
+        return await dump(connection, schema)
     finally:
         await connection.close()
 
 
-async def _table(connection: asyncpg.Connection, table: asyncpg.Record) -> str:
+async def _table(connection: asyncpg.Connection, schema: str, table: asyncpg.Record) -> str:
     columns = await connection.fetch(COLUMNS, table["oid"])
     width = max(len(column["name"]) for column in columns)
     lines = [f"  {column['name']:{width}}  {_column(column)}" for column in columns]
     constraints = await connection.fetch(CONSTRAINTS, table["oid"])
     lines += [f"  constraint {constraint['name']} {constraint['definition']}" for constraint in constraints]
     options = f" with ({', '.join(table['options'])})" if table["options"] else ""
-    text = f"create table stepwell.{table['name']} (\n" + ",\n".join(lines) + f"\n){options};\n"
+    text = f"create table {schema}.{table['name']} (\n" + ",\n".join(lines) + f"\n){options};\n"
     for index in await connection.fetch(INDEXES, table["oid"]):
         text += index["definition"].replace(" WHERE ", "\n  WHERE ") + ";\n"
     return text

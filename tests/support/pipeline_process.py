@@ -14,20 +14,20 @@ from typing import Any
 import asyncpg
 
 from stepwell import Cancel, Engine
-from stepwell._runtime import filler
+from stepwell._worker.running import ask_each
 from stepwell.pipelines import Pipeline, await_, many_to_many, one_to_many, one_to_one
 from stepwell.testing import crash
-from tests.pipelines.examples import Item, Numbers
-from tests.pipelines.streams import Score
+from tests.features.pipelines.examples import Item, Numbers
+from tests.features.pipelines.streams import Score
 from tests.support.ask_process import CHUNK, Noting
-from tests.support.worker_process import _settings
+from tests.support.worker_process import read_settings
 
 CREATE_RUNS = "create table public.runs (nr bigint generated always as identity, step text, number int, pid int)"
 WINDOW = 5
 
 
 class World:
-    """Where steps note that they run, committed at once; and at which of them the process dies."""
+    """Where steps record that they run, committed at once; and at which of them the process dies."""
 
     def __init__(self) -> None:
         self._connection: asyncpg.Connection | None = None
@@ -99,12 +99,12 @@ async def main(url: str, settings: dict[str, Any]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    parser.add_argument("--settings", type=_settings, default={})
+    parser.add_argument("--settings", type=read_settings, default={})
     parser.add_argument("--crash", metavar="POINT")
     parser.add_argument("--nth", type=int, default=1)
     parser.add_argument("--fatal", metavar="STEP:NUMBER")
     given = parser.parse_args()
-    filler.CHUNK = CHUNK
+    ask_each.CHUNK = CHUNK
     if given.crash is not None:
         crash(given.crash, nth=given.nth)
     if given.fatal is not None:

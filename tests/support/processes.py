@@ -1,4 +1,4 @@
-"""Worker processes as tests handle them: started, frozen, woken, killed, and gone when the test is over."""
+"""Worker processes of tests: started, frozen, woken, killed, and gone when the test has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.nursery import Forked
+from tests.support.process_forker import Forked
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -56,6 +56,9 @@ class WorkerProcess:
     @property
     def is_alive(self) -> bool:
         return self._process.returncode is None
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)

@@ -1,8 +1,8 @@
-"""A proxy between an engine and Postgres, on a Unix socket, that loses or holds one request, or the answer to one; or
-that swallows all notices, as a pooler may.
+"""A proxy between an engine and Postgres, on a Unix socket, that loses or holds one request or one reply.
 
-It reads the frontend's messages: a Parse names a statement, a Bind runs it, so that a mishap can be told by the
-statement's own text. After a loss both connections end; before an answer is lost or held, Postgres has given it.
+It can also drop all notifications, as a pooler may. It reads the frontend's messages: a Parse names a statement, a
+Bind runs it, so a statement's own text selects the mishap. After a loss both connections end; before a reply is lost
+or held, Postgres has sent it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
 Part = Literal["request", "answer", "copied rows"]
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_SOME_ROWS = 100_000  # bytes; whoever has sent them waits for the rest to go
+_SOME_ROWS = 100_000  # bytes; a sender of more waits until the rest is read
 _SOCKET = ".s.PGSQL.5432"
 _READY = b"Z"
 _NOTICE = b"A"
@@ -28,7 +28,7 @@ _NOTICE = b"A"
 
 @dataclass(eq=False)
 class Mishap:
-    """What befalls one run of a statement: `happened` once it has, `release()` lets what is held go on."""
+    """The mishap of one run of a statement: `happened` once it has, `release()` lets what is held pass."""
 
     statement: str
     part: Part
@@ -58,15 +58,15 @@ class Proxy:
         self.url = urlunsplit(parts._replace(query=f"host={quote(str(folder))}&port=5432"))
 
     def lose(self, part: Part, statement: str, *, with_commit: bool = False) -> Mishap:
-        """Lose the next run of a statement, or its answer; `with_commit`: those of the COMMIT that follows it."""
+        """Lose the next run of a statement, or its reply; `with_commit`: those of the COMMIT that follows it."""
         return self._order(Mishap(statement, part, is_loss=True, with_commit=with_commit))
 
     def lose_copied_rows(self) -> Mishap:
-        """Lose the rows of the next COPY, when some of them are on their way."""
+        """Lose the rows of the next COPY, when some of them have been sent."""
         return self._order(Mishap("COPY", "copied rows", is_loss=True))
 
     def hold(self, part: Part, statement: str, *, with_commit: bool = False) -> Mishap:
-        """Hold the next run of a statement, or its answer, until it is released; `with_commit` as above."""
+        """Hold the next run of a statement, or its reply, until it is released; `with_commit` as above."""
         return self._order(Mishap(statement, part, is_loss=False, with_commit=with_commit))
 
     def take(self, statement: str) -> Mishap | None:
@@ -133,7 +133,7 @@ class _Link:
                 if mishap.is_loss:
                     return
                 await mishap.pass_by()
-                mishap = self._proxy.take(mishap.statement)  # ordered meanwhile, for the same run's answer
+                mishap = self._proxy.take(mishap.statement)  # ordered meanwhile, for the same run's reply
             if mishap is not None and mishap.part == "answer":
                 self._of_answer = mishap
             self._to_server.write(message)

@@ -1,4 +1,4 @@
-"""Two connections and the store's own statements, driven step by step: how races are told in tests."""
+"""Two connections and the store's own statements, driven step by step."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from typing import Any, Self
 import asyncpg
 
 from stepwell import Context, Done, Machine, Next, step
-from stepwell._core.commits import Commit
-from stepwell._core.records import Claim
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
 from stepwell._core.status import Status
-from stepwell._store import flushes, instances, shortcuts, workers
-from stepwell._store.database import PLAN_ANEW, WORKER
-from stepwell._store.instances import Claimed
-from stepwell._store.statements import statement
-from stepwell._store.workers import Begun, Place
+from stepwell._store import instances
+from stepwell._store.connection.pool import PLAN_ANEW, WORKER
+from stepwell._store.connection.sql_files import statement
+from stepwell._store.operations import commit
+from stepwell._store.operations.claim import Claimed, claim_fast, claim_full, claim_started_fast
+from stepwell._store.registrations import workers
+from stepwell._store.registrations.workers import HostIdentity, StartedClaims
 from stepwell.testing import Harness
+from tests.support.claims import request
+from tests.support.commits import full_path
 from tests.support.waiting import eventually
 
 LEASE = timedelta(hours=1)
+NOWHERE = HostIdentity("nowhere", "never", 1, "1")
 
 
 class Plain(Machine, initial="a"):
@@ -38,11 +43,15 @@ class Plain(Machine, initial="a"):
 
 
 class Session:
-    """One connection, in the place of the store's database. A statement can be changed, to show what it is good for."""
+    """One connection, in place of the store's database. A statement can be changed, to show what it is good for."""
+
+    schema = "stepwell"
+    era = 0  # its server stays on one timeline
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self.connection = connection
         self._changed: dict[str, str] = {}
+        self.sent: list[tuple[str, tuple[object, ...], list[asyncpg.Record]]] = []  # statements with their results
         self._transaction: Any = None
 
     def change(self, name: str, *changes: tuple[str, str]) -> Self:
@@ -54,11 +63,20 @@ class Session:
         self._changed[name] = text
         return self
 
+    def check_era(self, era: int) -> None:
+        assert era == self.era
+
     async def fetch(self, name: str, *args: object) -> list[asyncpg.Record]:
-        return list(await self.connection.fetch(self._changed.get(name) or statement(name), *args))
+        rows = list(await self.connection.fetch(self._changed.get(name) or statement(name), *args))
+        self.sent.append((name, args, rows))
+        return rows
+
+    def answers(self, *names: str) -> list[list[asyncpg.Record]]:
+        """The results of these statements so far, in order."""
+        return [rows for name, _, rows in self.sent if name in names]
 
     @asynccontextmanager
-    async def transaction(self, *, anew: bool = False) -> AsyncIterator[Self]:
+    async def transaction(self, *, anew: bool = False, is_long: bool = False) -> AsyncIterator[Self]:
         async with self.connection.transaction():
             if anew:
                 await self.run(PLAN_ANEW)
@@ -82,7 +100,7 @@ class Session:
 
 
 class Race:
-    """A test's database, sessions on it, and who waits for whom."""
+    """A test's database, sessions on it, and which session waits for which."""
 
     def __init__(self, harness: Harness, stack: AsyncExitStack) -> None:
         self.harness = harness
@@ -95,39 +113,34 @@ class Race:
         return Session(connection)
 
     async def worker(self, session: Session, labels: Sequence[str] | None = None) -> int:
-        """Enter a worker that no process stands for, on a host of its own."""
-        place = Place("nowhere", "never", 1, "1")
-        return await workers.register(session, place, "0", {}, self._labels if labels is None else labels, LEASE)
+        """Register a worker without a process, on a host of its own."""
+        return (await workers.register(session, NOWHERE, "0", {}, self._labels if labels is None else labels, LEASE)).id
 
     async def claim(self, session: Session, worker_id: int, limit: int = 100) -> Claimed:
-        return await instances.claim(session, worker_id, "default", limit, self._labels)
+        return await claim_full(session, request(worker_id, limit, self._labels))
 
-    async def claim_bare(self, session: Session, worker_id: int) -> Claimed:
-        claims, is_all = await shortcuts.claim_bare(session, worker_id, "default", 100, self._labels, [])
-        return Claimed(claims, [], [], not is_all, [])
+    async def claim_fast(self, session: Session, worker_id: int) -> Claimed:
+        return await claim_fast(session, request(worker_id, 100, self._labels))
 
-    async def claim_at_once(self, session: Session, worker_id: int) -> Claimed:
-        return await shortcuts.claim_at_once(session, worker_id, "default", 100, self._labels, [])
+    async def claim_started(self, session: Session, worker_id: int) -> Claimed:
+        return await claim_started_fast(session, request(worker_id, 100, self._labels))
 
-    async def begin(self, session: Session, claims: Sequence[Claim]) -> Begun | None:
-        """Note that claims begin; returns their states."""
+    async def begin(self, session: Session, claims: Sequence[Claim]) -> StartedClaims | None:
+        """Mark claims started; returns their states."""
         latest = max(claim.claimed_at for claim in claims)
-        return await workers.begin(
-            session, claims[0].worker_id, latest, [], [claim.id for claim in claims],
-            by_limits=any(claim.needs is not None for claim in claims),
-        )  # fmt: skip
+        return await workers.mark_started(session, latest, [], claims)
 
     async def end_lease(self, worker_id: int) -> None:
         await self.harness.sql("update stepwell.workers set lease_until = '-infinity' where id = $1", worker_id)
 
     async def reap(self, session: Session, claims: Sequence[Claim]) -> list[int]:
-        """Reap what of the claims may be; returns the ids."""
+        """Reap those claims that may be; returns the ids."""
         reaped, _ = await instances.reap(session, [(c.id, c.concurrency_key, c.parent_id) for c in claims], 10)  # type: ignore[arg-type]
         return [row.id for row in reaped]
 
     async def flush(self, session: Session, commits: Sequence[Commit]) -> list[int]:
         """Commit outcomes; returns the ids that committed."""
-        flushed = await flushes.flush(session, commits)  # type: ignore[arg-type]  # a session does for a database
+        flushed = await commit.commit(session, commits, full_path())  # type: ignore[arg-type]  # a session does for a database
         return [row.id for row in flushed.committed]
 
     async def row(self, instance_id: int, *columns: str) -> tuple[Any, ...]:
@@ -138,10 +151,17 @@ class Race:
         return tuple(row)
 
     async def blocked(self, session: Session, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a call and wait until the server says that it waits for a lock."""
+        """Start a call and wait until the server reports that it waits for a lock."""
         pid = session.connection.get_server_pid()
         task = asyncio.create_task(call)
         await eventually(lambda: self.harness.sql("select from pg_locks where pid = $1 and not granted", pid))
+        assert not task.done()
+        return task
+
+    async def awaiting_claims(self, session: Session, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a call and wait until it waits for the end of running claims."""
+        task = asyncio.create_task(call)
+        await eventually(lambda: len(session.answers("queues/find_claiming")) > 1)
         assert not task.done()
         return task
 

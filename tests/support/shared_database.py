@@ -11,30 +11,30 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Self, TypeVar
 
-from stepwell._store import clones
+from stepwell._store.testing import databases
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing import Harness
-from stepwell.testing.keeper import SERVER_SETTINGS
+from stepwell.testing.database_pool import SERVER_SETTINGS
 
 T = TypeVar("T")
 
 EMPTY = (
     "truncate stepwell.instances, stepwell.instance_data, stepwell.signals, stepwell.tombstones, stepwell.machines, "
     "stepwell.queues, stepwell.workers, stepwell.await_units, stepwell.interactions, stepwell.reply_types, "
-    "stepwell.retired_token_keys restart identity"
+    "stepwell.retired_token_keys, stepwell.cleanups restart identity"
 )
 
 
 class SharedHarness(Harness):
-    """A harness on a database that is there already, and was used before; not for two tests at once."""
+    """A harness on an existing database that was used before; not for two tests at once."""
 
     def __init__(self, url: str, machines: Iterable[Any] = (), **options: Any) -> None:
         super().__init__(machines, **options)
         self.url = url
 
     async def __aenter__(self) -> Self:
-        await clones.query(self.url, EMPTY)
-        await clones.move_clock(self.url, timedelta(0))
+        await databases.query(self.url, EMPTY)
+        await databases.move_clock(self.url, timedelta(0))
         self.engine = await self._stack.enter_async_context(self.another_engine())
         return self
 
@@ -69,16 +69,16 @@ def _database(create: Callable[[str, str], Coroutine[Any, Any, None]]) -> Iterat
         server_url = server.join()
     try:
         in_own_loop(create(server_url, name))
-        yield clones.sibling(server_url, name)
-        in_own_loop(clones.drop(server_url, name))
+        yield databases.sibling(server_url, name)
+        in_own_loop(databases.drop(server_url, name))
     finally:
         if server is not None:
             server.leave()
 
 
 async def _create_migrated(server_url: str, name: str) -> None:
-    await clones.clone(server_url, await clones.ensure_template(server_url), name)
+    await databases.clone(server_url, await databases.ensure_template(server_url), name)
 
 
 async def _create_empty(server_url: str, name: str) -> None:
-    await clones.clone(server_url, "template0", name)
+    await databases.clone(server_url, "template0", name)

@@ -1,4 +1,4 @@
-"""A transport of the tests' own: keeps what it was given to send, and does with it what it is told."""
+"""A transport of the tests' own: keeps what it was given to send, and does what a test wants."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ NO_REPLY = object()
 
 
 class Recording(Transport):
-    """Sends nowhere. `acts` come one per sending, the last one stays: an error to raise, an Event to wait for, or None.
+    """Sends nowhere.
 
-    With a `reply` (or a function that makes one of the question) every question that was sent is answered.
+    `acts` come one per dispatch, the last one stays: an error to raise, an Event to wait for, or None. With a `reply`
+    (or a function that makes one of the interaction) every interaction that was sent is completed.
     """
 
     def __init__(

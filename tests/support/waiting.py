@@ -1,4 +1,4 @@
-"""The one place of the tests that waits for a condition nobody announces."""
+"""The one place of the tests that waits for a condition without a notification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from stepwell import Handle, Instance
-from stepwell._runtime.worker import Worker
+from stepwell._worker.worker import Worker
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ LOOK_EVERY = 0.01
 
 
 async def eventually(condition: Callable[[], T | Awaitable[T]], patience: float = PATIENCE) -> T:
-    """Look until the condition holds and return what it gave; fails, with the last look, when patience ends."""
+    """Check until the condition holds and return its value; fails, with the last value, when patience ends."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
     while True:
@@ -31,7 +31,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], patience: float 
 
 
 async def held(handle: Handle, *, attempt: int = 0) -> Instance:
-    """Wait until something holds the instance back, at that attempt or a later one; returns it as it is then."""
+    """Wait until a hold stops the instance, at that attempt or a later one; returns it as it is then."""
 
     async def look() -> Instance | None:
         found = await handle.get()
@@ -44,4 +44,4 @@ async def held(handle: Handle, *, attempt: int = 0) -> Instance:
 
 async def draining(worker: Worker) -> None:
     """Wait until a worker that is being stopped claims nothing more."""
-    await eventually(lambda: worker._claimer._task is None)
+    await eventually(lambda: worker._graph.claimer._task is None)

@@ -12,17 +12,19 @@ from datetime import timedelta
 from typing import Any
 
 from stepwell import Engine
+from stepwell._worker.running.step_batch import own_task
 from stepwell.testing import crash
 from tests.support.crash_app import LIMITS, MACHINES, effects_in
 
 
-def _settings(text: str) -> dict[str, Any]:
+def read_settings(text: str) -> dict[str, Any]:
     """Settings from JSON; a number with a fraction is a time in seconds."""
     return {k: timedelta(seconds=v) if isinstance(v, float) else v for k, v in json.loads(text).items()}
 
 
 async def main(url: str, settings: dict[str, Any], crash_point: str | None, nth: int) -> None:
     stop = asyncio.Event()
+    own_task().set_name("main")
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if crash_point is not None:
         crash(crash_point, nth=nth)
@@ -36,7 +38,7 @@ async def main(url: str, settings: dict[str, Any], crash_point: str | None, nth:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    parser.add_argument("--settings", type=_settings, default={})
+    parser.add_argument("--settings", type=read_settings, default={})
     parser.add_argument("--crash", metavar="POINT")
     parser.add_argument("--nth", type=int, default=1)
     given = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Claims as the store would hand them out."""
+"""Claims as the store would return them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
-from stepwell._core.records import Claim
+from stepwell._core.instance import Claim
 
 
 def make_claim(**changes: Any) -> Claim:

@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from stepwell._core.codec import StateType, encode_value
+from stepwell._core.serialization.codec import StateType, encode_value
 from stepwell.errors import InvalidPayload
 
 NAN = float("nan")
@@ -51,7 +51,7 @@ class Order:
 
 @dataclass
 class Plain:
-    """Nothing here makes the type risky: what is wrong must be seen in the bytes."""
+    """Nothing here makes the type risky: the error must be found in the bytes."""
 
     note: str | None = None
     count: int | None = None
@@ -98,15 +98,15 @@ def test_a_bad_value_is_refused_with_its_path(bad: object, problem: str) -> None
 
     with pytest.raises(InvalidPayload, match=problem) as in_value:
         encode_value({"items": [*items, {"price": bad}]}, "result")
-    with pytest.raises(InvalidPayload, match=problem) as at_door:
+    with pytest.raises(InvalidPayload, match=problem) as at_start:
         StateType(None).admit({"items": [*items, {"price": bad}]})
     with pytest.raises(InvalidPayload, match=problem) as in_class:
         StateType(Order).encode(Order([Item(), Item(), Item(), Item(bad)]))
-    with pytest.raises(InvalidPayload, match=problem) as at_class_door:
+    with pytest.raises(InvalidPayload, match=problem) as at_class_start:
         StateType(Order).admit({"items": [{}, {}, {}, {"price": bad}]})
 
     assert in_value.value.field == "result.items[3].price"
-    assert {one.value.field for one in (at_door, in_class, at_class_door)} == {"state.items[3].price"}
+    assert {one.value.field for one in (at_start, in_class, at_class_start)} == {"state.items[3].price"}
 
 
 @pytest.mark.parametrize(("bad", "problem"), BAD_VALUES[:-1], ids=BAD_IDS[:-1])
@@ -120,35 +120,35 @@ def test_a_bad_value_is_refused_in_a_pydantic_model(bad: object, problem: str) -
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Plain(note="\0"), "state.note: a NUL character, which Postgres can not store"),
-        (Plain(note="\ud800"), "state.note: a lone surrogate at position 0, which is no text"),
+        (Plain(note="\0"), "state.note: a NUL character, which Postgres cannot store"),
+        (Plain(note="\ud800"), "state.note: a lone surrogate at position 0, which is not text"),
         (Plain(count=10**1000), "state.count: an integer of more than 1,000 digits"),
         (Plain(count=NAN), "state.count: nan is not a finite number"),  # type: ignore[arg-type]
         (Plain(items=[Plain2(), Plain2(NAN)]), "state.items[1].price: nan is not a finite number"),
     ],
 )
-def test_a_bad_value_is_seen_also_where_no_scan_is_due(value: Plain, message: str) -> None:
+def test_a_bad_value_is_found_even_if_no_json_check_runs(value: Plain, message: str) -> None:
     assert refusal(Plain, value) == message
 
 
 @pytest.mark.parametrize("key", ["a\0", "\ud800"])
 @pytest.mark.parametrize("kind", [None, Typed])
-def test_a_key_that_is_no_text_is_refused(kind: Any, key: str) -> None:
+def test_a_key_that_is_not_text_is_refused(kind: Any, key: str) -> None:
     value: Any = {"m": {key: 1}} if kind is None else Typed(by_key={key: 1})
 
     assert refusal(kind, value).startswith("state.m: a " if kind is None else "state.by_key: a ")
 
 
 @pytest.mark.parametrize("key", [1, 1.5, None, True, (1, 2), Colour.RED])
-def test_a_key_that_is_no_string_is_refused_in_untyped_places(key: object) -> None:
+def test_a_key_that_is_not_a_string_is_refused_in_untyped_values(key: object) -> None:
     for kind, value in ((None, {"free": {key: 1}}), (Typed, Typed(free={"x": {key: 1}}))):
-        assert f"the key {key!r} is no string" in refusal(kind, value)
-    with pytest.raises(InvalidPayload, match="is no string"):
+        assert f"the key {key!r} is not a string" in refusal(kind, value)
+    with pytest.raises(InvalidPayload, match="is not a string"):
         encode_value({key: 1}, "result")
 
 
 @pytest.mark.parametrize("value", NOT_IN_JSON, ids=repr)
-def test_what_json_does_not_have_is_refused_in_untyped_places(value: object) -> None:
+def test_values_that_json_lacks_are_refused_in_untyped_values(value: object) -> None:
     hint = "use a typed state, or a string"
 
     assert refusal(None, {"a": [value]}).startswith("state.a[0]: JSON has no ")
@@ -158,7 +158,7 @@ def test_what_json_does_not_have_is_refused_in_untyped_places(value: object) -> 
         encode_value([value], "result")
 
 
-def test_an_object_in_an_untyped_state_is_refused_since_it_would_come_back_as_a_dict() -> None:
+def test_an_object_in_an_untyped_state_is_refused() -> None:
     assert refusal(None, {"item": Item()}).startswith("state.item: JSON has no ")
 
 
@@ -193,20 +193,20 @@ def test_typed_values_without_an_exact_form_are_refused(kind: Any, name: str, ba
     assert problem in message
 
 
-def test_a_naive_datetime_is_refused_at_the_door_also_as_text_and_as_a_key() -> None:
+def test_a_naive_datetime_is_refused_also_as_text_and_as_a_key() -> None:
     for given in ({"when": NAIVE}, {"when": "2024-01-01T00:00:00"}):
         with pytest.raises(InvalidPayload, match=r"^state\.when: the naive datetime"):
             StateType(Typed).admit(given)
     assert refusal(Typed, Typed(by_time={NAIVE: 1})).startswith("state.by_time: the naive datetime")
 
 
-def test_a_naive_time_is_fine() -> None:
+def test_a_naive_time_is_accepted() -> None:
     codec = StateType(Typed)
 
     assert codec.decode(codec.encode(Typed(clock=time(7)))) == Typed(clock=time(7))
 
 
-def test_a_typed_dict_is_scanned() -> None:
+def test_a_typed_dict_is_checked() -> None:
     assert refusal(Named, {"price": NAN}) == "state.price: nan is not a finite number"
 
 
@@ -247,7 +247,7 @@ def test_a_long_chain_of_structs_is_refused() -> None:
     assert refusal(Node, chain(501)) == "state: nested deeper than 500 levels"
 
 
-def test_a_value_that_contains_itself_is_refused_where_it_begins() -> None:
+def test_a_value_that_contains_itself_is_refused_with_the_path_of_the_cycle() -> None:
     loop: dict[str, Any] = {"a": [1]}
     loop["a"].append(loop)
     node = Node(Node())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ import stepwell
 from stepwell import errors
 from stepwell.errors import (
     DatabaseUnreachable,
+    ForeignSchema,
     InstanceCancelled,
     InstanceFailed,
     NotFound,
@@ -20,6 +22,7 @@ from stepwell.errors import (
     StepwellError,
     UnknownMachine,
     UnknownStep,
+    VersionInUse,
 )
 
 LINE = re.compile(r"^ {4}((?:[│ ] {3})*(?:[├└]── )?)(\w+)(?: \((\w+)\))?")
@@ -29,7 +32,8 @@ def drawn_tree() -> dict[str, tuple[str | None, str | None]]:
     """Each error in the docstring, with its parent and the builtin it also is."""
     tree: dict[str, tuple[str | None, str | None]] = {}
     path: list[str] = []
-    for line in str(errors.__doc__).splitlines():
+    docstring = Path(errors.__file__).read_text().split('"""')[1]  # Python 3.13 strips the indentation of `__doc__`
+    for line in docstring.splitlines():
         if found := LINE.match(line):
             depth = len(found[1]) // 4
             path[depth:] = [found[2]]
@@ -85,8 +89,16 @@ def test_every_error_is_public() -> None:
           "store a reference instead, or raise max_payload")),
         (SchemaOutdated(0, 1), "the schema 'stepwell' is missing, version 1 is needed; run: stepwell migrate"),
         (SchemaOutdated(1, 2), "the schema 'stepwell' is at version 1, version 2 is needed; run: stepwell migrate"),
+        (SchemaOutdated(0, 1, "shop"),
+         "the schema 'shop' is missing, version 1 is needed; run: stepwell migrate --schema shop"),
         (SchemaTooNew(9, 1),
          "the schema 'stepwell' is at version 9, this Stepwell knows up to 1; upgrade the package on this host"),
+        (VersionInUse("bill", 1, 5),
+         ("'bill' version 1: its steps or questions differ from those of its living runs, such as 5; raise "
+          "version=, and register the old one too until its last run has ended")),
+        (ForeignSchema("the schema stepwell", "mallory"),
+         ("the schema stepwell belongs to 'mallory', and this role is not a member of that role; code in the schema "
+          "would run with the rights of this role. If it is yours, migrate as 'mallory'; else drop the schema")),
         (NotFound(5), "no instance with id 5"),
         (NotFound("order:5"), "no instance with key 'order:5'"),
         (InstanceFailed(5, "Order", "ship", "ValueError", "no luck"),

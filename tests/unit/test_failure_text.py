@@ -18,15 +18,15 @@ def shown(error: str | BaseException) -> dict[str, str]:
     return dict(json.loads(failure_text(error)))
 
 
-def test_an_error_whose_message_raises_is_still_shown() -> None:
+def test_an_error_with_a_message_that_raises_is_still_shown() -> None:
     failure = shown(Unspeakable())
 
     assert failure["type"] == "Unspeakable"
-    assert "can not be shown" in failure["message"]
+    assert "cannot be shown" in failure["message"]
 
 
 @pytest.mark.parametrize("bad", ["nul \x00 inside", "lone \ud800 surrogate"])
-def test_a_message_postgres_can_not_hold_is_cleaned(bad: str) -> None:
+def test_a_message_postgres_cannot_hold_is_cleaned(bad: str) -> None:
     message = shown(ValueError(bad))["message"]
 
     assert "\x00" not in message
@@ -44,5 +44,5 @@ def test_a_long_message_keeps_its_beginning_and_a_long_traceback_its_end() -> No
     assert len(failure["traceback"]) < MAX_TRACEBACK + 5
 
 
-def test_an_error_in_words_has_no_traceback() -> None:
+def test_an_error_given_as_text_has_no_traceback() -> None:
     assert shown("why") == {"type": "Stop", "message": "why", "traceback": None}

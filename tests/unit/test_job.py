@@ -1,4 +1,4 @@
-"""How a job is declared, and what is refused where it is written."""
+"""How a job is declared, and what is refused at its definition."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def test_a_job_is_still_a_function() -> None:
     assert add(1, right=5) == 6
 
 
-def test_options_are_taken() -> None:
+def test_options_of_a_job_are_applied() -> None:
     made = job(name="hello", version=2, queue="mail", max_attempts=3, timeout=timedelta(seconds=1))(greet)
 
     assert (made.name, made.version, made.queue, made.max_attempts) == ("hello", 2, "mail", 3)
     assert made.is_async
 
 
-def test_the_parameter_annotated_context_is_no_argument() -> None:
+def test_the_parameter_annotated_context_is_not_an_argument() -> None:
     made = job(greet)
 
     assert made.context_parameter == "ctx"
     assert list(made.parameters) == ["name", "polite"]
 
 
-def test_args_are_kept_by_name_also_if_given_by_position() -> None:
+def test_arguments_are_kept_by_name_even_if_given_by_position() -> None:
     assert add.args(1).values == {"left": 1}
     assert add.args(1, right=4).values == {"left": 1, "right": 4}
 
@@ -76,7 +76,7 @@ def test_a_child_is_a_start_with_its_options() -> None:
         ({"timeout": 5}, "timeout: expected a timedelta"),
     ],
 )
-def test_a_job_written_wrongly_is_refused_where_it_is_defined(options: dict[str, Any], words: str) -> None:
+def test_an_invalid_job_is_refused_at_its_definition(options: dict[str, Any], words: str) -> None:
     with pytest.raises(DefinitionError) as caught:
         Job(greet, **options)
 
@@ -106,5 +106,5 @@ def test_variadic_and_positional_only_parameters_are_refused() -> None:
 def test_an_annotation_that_does_not_resolve_is_refused() -> None:
     def unresolved(value: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821 - the point of the test
 
-    with pytest.raises(DefinitionError, match="does not resolve"):
+    with pytest.raises(DefinitionError, match="cannot be resolved"):
         job(unresolved)

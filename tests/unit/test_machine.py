@@ -1,4 +1,4 @@
-"""How a machine is declared, and what is refused where it is written."""
+"""How a machine is declared, and what is refused at its definition."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_machine_has_its_class_name_and_plain_defaults() -> None:
     assert order.state_type is None
 
 
-def test_options_of_the_class_are_taken() -> None:
+def test_options_of_the_class_are_applied() -> None:
     order = declare(name="order", version=4, queue="checkout", initial="ship", state=dict)
 
     assert (order.name, order.version, order.queue, order.initial) == ("order", 4, "checkout", "ship")
     assert order.state_type is dict
 
 
-def test_a_nested_state_is_adopted() -> None:
+def test_a_nested_state_class_is_used() -> None:
     class Order(Machine):
         @dataclass
         class State:
@@ -53,7 +53,7 @@ def test_a_nested_state_is_adopted() -> None:
     assert Order.state_type is Order.State
 
 
-def test_steps_know_whether_they_are_async_and_how_long_they_may_run() -> None:
+def test_steps_know_whether_they_are_async_and_their_timeouts() -> None:
     class Order(Machine):
         @step(timeout=timedelta(seconds=3))
         async def start(self, ctx: Context[Any]) -> Done:
@@ -120,7 +120,7 @@ def test_a_child_is_a_start_with_its_options() -> None:
         ({"retries": 3}, "unknown option 'retries'"),
     ],
 )
-def test_a_machine_written_wrongly_is_refused_where_it_is_defined(options: dict[str, Any], words: str) -> None:
+def test_an_invalid_machine_is_refused_at_its_definition(options: dict[str, Any], words: str) -> None:
     with pytest.raises(DefinitionError, match="machine Order") as caught:
         declare(**options)
 
@@ -160,7 +160,7 @@ def test_a_step_that_yields_is_refused() -> None:
             yield
 
 
-def test_a_mark_on_something_that_is_no_method_is_refused() -> None:
+def test_a_step_mark_on_something_other_than_a_method_is_refused() -> None:
     with pytest.raises(DefinitionError, match="goes on a method"):
         step(staticmethod(print))  # type: ignore[type-var]
 

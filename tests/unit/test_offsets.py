@@ -1,15 +1,15 @@
-"""How far a partition's offset may move: never past an answer that is in hand."""
+"""How far a partition's offset may move: never past an unsettled message."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.transports.offsets import Offsets
+from stepwell.transports.kafka.offsets import Offsets
 
 
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
-def test_an_offset_moves_to_the_first_that_is_not_settled(order: list[int], left: set[int]) -> None:
+def test_an_offset_moves_to_the_first_unsettled_message(order: list[int], left: set[int]) -> None:
     offsets, open_, reached = Offsets(), set(range(8)), 0
     for offset in range(8):
         offsets.take(0, 100 + 2 * offset)  # with gaps, as in a topic with transactions
@@ -25,7 +25,7 @@ def test_an_offset_moves_to_the_first_that_is_not_settled(order: list[int], left
     assert offsets.waiting == ({0} if left else set())
 
 
-def test_a_partition_that_went_to_others_is_forgotten() -> None:
+def test_a_revoked_partition_is_forgotten() -> None:
     offsets = Offsets()
     for partition in (0, 1):
         offsets.take(partition, 7)

@@ -53,12 +53,12 @@ def test_two_of_one_name_and_version_are_refused() -> None:
 
 
 @pytest.mark.parametrize("thing", ["Order", object(), dict, Machine, None])
-def test_what_is_neither_machine_nor_job_is_refused(thing: object) -> None:
+def test_a_value_that_is_neither_machine_nor_job_is_refused(thing: object) -> None:
     with pytest.raises(DefinitionError, match="neither a Machine class nor a job"):
         Registry([thing])
 
 
-def test_a_machine_that_needs_arguments_is_refused_with_the_way_out() -> None:
+def test_a_machine_that_needs_arguments_is_refused_with_what_to_do() -> None:
     class Order(Machine):
         def __init__(self, mailer: object) -> None:
             self.mailer = mailer
@@ -95,7 +95,7 @@ def test_a_version_that_is_not_registered_is_unknown() -> None:
         Registry([version_of(1)]).resolve(version_of(2))
 
 
-def test_what_can_not_be_started_is_refused_by_field() -> None:
+def test_an_invalid_start_is_refused_with_its_field() -> None:
     with pytest.raises(InvalidInput, match="expected a Machine class, a job or a name") as caught:
         Registry([]).resolve(42)
 
@@ -148,8 +148,8 @@ def test_rule_10_a_job_retries_until_its_last_attempt() -> None:
     assert outcomes == [Retry(add.backoff(0)), Retry(add.backoff(1)), Stop(error)]
 
 
-@pytest.mark.parametrize("error", [Cancel("enough"), InvalidInput("result", "can not be stored")])
-def test_rule_10_cancel_and_what_can_not_be_stored_fail_at_once(error: Exception) -> None:
+@pytest.mark.parametrize("error", [Cancel("enough"), InvalidInput("result", "cannot be stored")])
+def test_rule_10_cancel_and_an_unstorable_result_fail_at_once(error: Exception) -> None:
     """Rule 10: Cancel fails at once; so does a result that no attempt could store."""
     assert define(add).handle(error, context(None)) == Stop(error)
 

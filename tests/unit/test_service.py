@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stepwell import _service
-from stepwell._core.faults import Contention, Outage
-from stepwell._service import Service, calm
+from stepwell._core.store_errors import Contention, Outage
+from stepwell._process import service as loops
+from stepwell._process.service import Service, all_of, calm
 from tests.support.waiting import eventually
 
 
 class Ticker(Service):
-    """Counts its ticks, and does in each what it is told."""
+    """Counts its ticks, and does in each what the test passed."""
 
     def __init__(self, work: Callable[[int], Awaitable[float | None]] | None = None, rest: float | None = None) -> None:
         super().__init__("ticker")
@@ -42,7 +42,7 @@ async def test_a_service_ticks_at_once_and_then_rests_until_woken() -> None:
     assert service.ticks == 2
 
 
-async def test_a_service_that_is_to_wait_ticks_when_it_is_woken() -> None:
+async def test_a_service_that_starts_waiting_ticks_when_it_is_woken() -> None:
     service = Ticker()
 
     service.start(after=None)
@@ -54,7 +54,7 @@ async def test_a_service_that_is_to_wait_ticks_when_it_is_woken() -> None:
     await service.stop()
 
 
-async def test_a_service_that_is_to_wait_a_while_ticks_after_it() -> None:
+async def test_a_service_that_starts_with_a_delay_ticks_after_it() -> None:
     service = Ticker()
 
     service.start(after=0.001)
@@ -63,8 +63,8 @@ async def test_a_service_that_is_to_wait_a_while_ticks_after_it() -> None:
     await service.stop()
 
 
-@pytest.mark.parametrize(("every", "most"), [(0.02, 0.02), (60.0, _service.CALM)])
-def test_who_starts_looks_after_others_within_a_second_and_within_its_period(every: float, most: float) -> None:
+@pytest.mark.parametrize(("every", "most"), [(0.02, 0.02), (60.0, loops.CALM)])
+def test_an_initial_delay_is_within_a_second_and_within_the_period(every: float, most: float) -> None:
     assert all(most / 2 <= calm(every) <= most for _ in range(50))
 
 
@@ -104,21 +104,21 @@ async def test_a_wake_before_the_start_costs_nothing() -> None:
     await service.stop()
 
 
-async def test_hasten_shortens_a_rest_and_never_lengthens_it() -> None:
+async def test_hasten_shortens_a_rest_but_never_lengthens_it() -> None:
     service = Ticker(rest=3_600.0)
     service.start()
     await eventually(lambda: service.ticks == 1)
 
-    service.hasten(0.001)
+    service.wake_within(0.001)
     await eventually(lambda: service.ticks == 2)
-    service.hasten(0.001)
-    service.hasten(1_000.0)
+    service.wake_within(0.001)
+    service.wake_within(1_000.0)
 
     await eventually(lambda: service.ticks == 3)
     await service.stop()
 
 
-async def test_a_due_time_told_during_a_tick_is_not_lost() -> None:
+async def test_a_due_time_set_during_a_tick_is_not_lost() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def work(tick: int) -> float:
@@ -130,7 +130,7 @@ async def test_a_due_time_told_during_a_tick_is_not_lost() -> None:
     service = Ticker(work)
     service.start()
     await entered.wait()
-    service.hasten(0.001)
+    service.wake_within(0.001)
     leave.set()
 
     await eventually(lambda: service.ticks == 2)
@@ -139,7 +139,7 @@ async def test_a_due_time_told_during_a_tick_is_not_lost() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("bug"), Outage("away"), Contention("deadlock"), KeyError()])
 async def test_errors_of_a_tick_never_end_the_loop(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_service, "LONGEST_BACKOFF", 0.01)
+    monkeypatch.setattr(loops, "LONGEST_BACKOFF", 0.01)
 
     async def work(tick: int) -> None:
         if tick <= 3:
@@ -152,7 +152,7 @@ async def test_errors_of_a_tick_never_end_the_loop(error: Exception, monkeypatch
     await service.stop()
 
 
-async def test_an_unexpected_error_is_logged_with_its_traceback_and_an_outage_in_a_line(
+async def test_an_unexpected_error_logs_a_traceback_and_an_outage_logs_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def work(tick: int) -> None:
@@ -169,7 +169,7 @@ async def test_an_unexpected_error_is_logged_with_its_traceback_and_an_outage_in
 
     unexpected, outage = caplog.records
     assert unexpected.exc_info is not None
-    assert "ticker: the database is away (gone fishing)" in outage.getMessage()
+    assert "the database is unavailable (ticker: gone fishing)" in outage.getMessage()
     assert outage.exc_info is None
 
 
@@ -187,7 +187,7 @@ async def test_a_wake_does_not_shorten_a_backoff() -> None:
     await service.stop()
 
 
-async def test_stopping_waits_for_the_tick_under_way() -> None:
+async def test_stop_waits_for_the_running_tick() -> None:
     entered, leave, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work(_: int) -> None:
@@ -207,7 +207,7 @@ async def test_stopping_waits_for_the_tick_under_way() -> None:
 
 
 async def test_a_tick_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_service, "STOP_GRACE", 0.01)
+    monkeypatch.setattr(loops, "STOP_GRACE", 0.01)
     entered = asyncio.Event()
 
     async def work(_: int) -> None:
@@ -222,7 +222,7 @@ async def test_a_tick_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) 
     assert service.ticks == 1
 
 
-async def test_starting_and_stopping_twice_does_nothing_more() -> None:
+async def test_a_second_start_or_stop_does_nothing() -> None:
     service = Ticker()
 
     await service.stop()
@@ -264,3 +264,24 @@ async def test_a_service_can_be_started_again_and_ticks() -> None:
 
     await eventually(lambda: service.ticks == 2)
     await service.stop()
+
+
+async def test_each_part_of_a_tick_runs_and_the_first_outage_is_raised() -> None:
+    done: list[str] = []
+
+    def part(name: str, error: Exception | None = None) -> Callable[[], Awaitable[None]]:
+        async def act() -> None:
+            done.append(name)
+            if error is not None:
+                raise error
+
+        return act
+
+    with pytest.raises(Outage, match="first"):
+        await all_of(
+            part("a", Contention("locked")), part("b", Outage("first")), part("c", Outage("second")), part("d")
+        )
+    with pytest.raises(Contention, match="locked"):
+        await all_of(part("e", Contention("locked")), part("f"))
+
+    assert done == ["a", "b", "c", "d", "e", "f"]

@@ -1,4 +1,4 @@
-"""The one thread of a run: it hangs on nobody, and nobody hangs on it."""
+"""The one thread of a run: no call waits for another run's thread, and an abandoned thread ends."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stepwell._runtime.threads import RunThread
+from stepwell._process.threads import RunThread
 
 PATIENCE = 30
 
 
-async def test_calls_run_in_order_in_one_thread_also_after_one_that_was_given_up() -> None:
+async def test_calls_run_in_order_in_one_thread_even_after_an_abandoned_one() -> None:
     pool, gate, done = ThreadPoolExecutor(4), threading.Event(), []
     thread = RunThread(pool)
 
@@ -38,7 +38,7 @@ async def test_calls_run_in_order_in_one_thread_also_after_one_that_was_given_up
     assert first != threading.get_ident()
 
 
-async def test_what_no_thread_will_ever_call_is_cancelled() -> None:
+async def test_a_call_that_no_thread_will_run_is_cancelled() -> None:
     """A worker that stops closes its pool; a run that still waits for a thread of it must not wait for ever."""
     pool, gate = ThreadPoolExecutor(1), threading.Event()
     pool.submit(gate.wait, PATIENCE)
@@ -53,7 +53,7 @@ async def test_what_no_thread_will_ever_call_is_cancelled() -> None:
     gate.set()
 
 
-def test_a_thread_whose_loop_is_gone_ends() -> None:
+def test_a_thread_ends_after_its_loop_is_closed() -> None:
     """Else the process would wait for it when it ends."""
     pool = ThreadPoolExecutor(1)
     loop = asyncio.new_event_loop()

@@ -18,7 +18,7 @@ def context(*, in_handle: bool = False, connection: Any = None) -> Context[None]
     )  # fmt: skip
 
 
-def test_a_sync_step_can_not_be_transactional() -> None:
+def test_a_sync_step_cannot_be_transactional() -> None:
     with pytest.raises(DefinitionError, match="must be `async def`: its connection belongs to the loop"):
 
         @step(transactional=True)
@@ -26,7 +26,7 @@ def test_a_sync_step_can_not_be_transactional() -> None:
             return Done()
 
 
-def test_a_sync_job_can_not_be_transactional() -> None:
+def test_a_sync_job_cannot_be_transactional() -> None:
     with pytest.raises(DefinitionError, match=r"job pay is transactional and must be `async def`"):
 
         @job(transactional=True)
@@ -40,7 +40,7 @@ def test_a_transactional_job_needs_a_context() -> None:
         async def pay(amount: int) -> None: ...
 
 
-def test_transactional_is_true_or_false() -> None:
+def test_transactional_must_be_true_or_false() -> None:
     with pytest.raises(DefinitionError, match="transactional must be True or False, not 'yes'"):
 
         @step(transactional="yes")  # type: ignore[call-overload]
@@ -69,12 +69,12 @@ def test_a_plain_step_is_told_how_to_get_a_connection() -> None:
     assert (refused.value.machine, refused.value.step, refused.value.in_handle) == ("Order", "ship", False)
 
 
-def test_handle_is_told_that_the_transaction_is_over() -> None:
+def test_handle_is_told_that_the_transaction_has_ended() -> None:
     with pytest.raises(NotTransactional, match="`handle` of Order has no connection: it runs outside"):
         _ = context(in_handle=True).connection
 
 
-def test_a_connection_is_handed_out_as_it_is() -> None:
+def test_a_connection_is_passed_unchanged() -> None:
     handed = object()
 
     assert context(connection=handed).connection is handed

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepwell import Context, Done, InvalidInput, InvalidOutcome, Machine, Next, Retry, Stop, UnknownStep, job, step
-from stepwell._core.commits import Commit
-from stepwell._core.records import Claim
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
 from stepwell._core.registry import define
 from stepwell._core.status import Hold, Status
 from stepwell._core.transition import failure_text, transition, unfit
@@ -50,7 +50,7 @@ def commit_of(outcome: object, claim: Claim | None = None, *, state: Any = None,
     )
 
 
-def test_next_goes_to_the_step_now_with_attempt_zero() -> None:
+def test_next_continues_at_the_step_now_with_attempt_zero() -> None:
     claim = make_claim(attempt=4)
 
     commit = commit_of(Next("ship"), claim)
@@ -75,7 +75,7 @@ def test_next_carries_delay_queue_priority_and_key() -> None:
     )  # fmt: skip
 
 
-def test_next_keeps_the_concurrency_key_unless_told_and_gives_it_up_for_none() -> None:
+def test_next_keeps_the_concurrency_key_by_default_and_none_releases_it() -> None:
     claim = make_claim(concurrency_key="a")
 
     kept, given_up = commit_of(Next("ship"), claim), commit_of(Next("ship", concurrency_key=None), claim)
@@ -124,7 +124,7 @@ def test_done_without_a_result_stores_nothing() -> None:
     assert not commit.stores
 
 
-def test_stop_in_words_fails_with_the_words() -> None:
+def test_stop_with_text_fails_with_the_text() -> None:
     commit = commit_of(Stop("payment never came"))
 
     shown = {"type": "Stop", "message": "payment never came", "traceback": None}
@@ -150,7 +150,7 @@ def test_a_state_given_with_the_outcome_wins_over_the_one_in_the_context() -> No
     assert commit_of(Next("ship", state=Order.State(5)), state=Order.State(3)).state == '{"count":5}'
 
 
-def test_an_unchanged_state_is_not_written_also_if_its_text_differs() -> None:
+def test_an_unchanged_state_is_not_written_even_if_its_text_differs() -> None:
     commit = commit_of(Next("ship"), stored='{"gone": 1,  "count":0}')
 
     assert commit.state is None
@@ -158,7 +158,7 @@ def test_an_unchanged_state_is_not_written_also_if_its_text_differs() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Done(), Stop("x"), Retry(), Next("ship")])
-def test_a_row_brought_forward_has_its_new_state_written_also_if_the_step_left_it_alone(outcome: object) -> None:
+def test_an_upcast_state_is_written_even_if_the_step_left_it_unchanged(outcome: object) -> None:
     assert commit_of(outcome, stored=None).state == '{"count":0}'
 
 
@@ -194,7 +194,7 @@ def test_an_earlier_error_is_cleared_by_the_next_commit() -> None:
         (Order.State(), "returned Order.State"),
     ],
 )
-def test_what_is_no_outcome_is_refused_in_words(value: object, words: str) -> None:
+def test_a_value_that_is_not_an_outcome_is_refused_with_a_message(value: object, words: str) -> None:
     with pytest.raises(InvalidOutcome, match="step 'start'") as caught:
         commit_of(value)
 
@@ -206,8 +206,8 @@ def test_an_unknown_step_is_refused_with_the_near_miss() -> None:
         commit_of(Next("shp"))
 
 
-def test_a_reference_that_is_no_step_is_refused() -> None:
-    with pytest.raises(InvalidOutcome, match="is no step"):
+def test_a_reference_that_is_not_a_step_is_refused() -> None:
+    with pytest.raises(InvalidOutcome, match="is not a step"):
         commit_of(Next(print))
 
 
@@ -243,7 +243,7 @@ def test_a_state_or_result_over_max_payload_is_refused_with_its_size() -> None:
     assert (result.value.size, result.value.limit) == (1_001, 1_000)
 
 
-def test_a_row_put_aside_changes_nothing_but_the_hold() -> None:
+def test_a_row_put_on_hold_changes_nothing_but_the_hold() -> None:
     claim = make_claim(step="gone", attempt=2, version=1)
 
     commit = unfit(claim, "no step 'gone'")

@@ -1,4 +1,4 @@
-"""From Await and Spawn to a commit, and what every outcome does to what was awaited."""
+"""From Await and Spawn to a commit, and what every outcome does to the awaited signals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepwell import Await, Context, Done, InvalidInput, Machine, Next, Retry, Spawn, Stop, UnknownMachine, step
-from stepwell._core.commits import Commit
-from stepwell._core.records import Claim
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
 from stepwell._core.registry import Registry
 from stepwell._core.status import Status
 from stepwell._core.transition import transition
@@ -51,7 +51,7 @@ def commit_of(outcome: object, claim: Claim | None = None, *, state: Any = None)
 
 
 def test_rule_4_await_parks_at_then_and_consumes_nothing() -> None:
-    """Rule 4: parks at `then`, attempt 0, consumes nothing; what was handed does not wake it (rule 13)."""
+    """Rule 4: parks at `then`, attempt 0, consumes nothing; signals that the step saw do not wake it (rule 13)."""
     claim = make_claim(attempt=3)
 
     commit = commit_of(Await("paid", "refused", then=Order.ship, timeout=timedelta(hours=1)), claim)
@@ -62,7 +62,7 @@ def test_rule_4_await_parks_at_then_and_consumes_nothing() -> None:
     )  # fmt: skip
 
 
-def test_rule_4_consume_drops_what_was_handed() -> None:
+def test_rule_4_consume_drops_the_signals_of_the_step() -> None:
     """Rule 4: consume=True."""
     assert commit_of(Await("paid", then="ship", consume=True)).consumes == HANDED
 
@@ -98,7 +98,7 @@ def test_an_await_saves_the_state_given_or_changed() -> None:
         (Spawn([], then="shp"), "step"),
     ],
 )
-def test_rule_25_a_field_that_can_not_be_is_refused_by_name(outcome: object, field: str) -> None:
+def test_rule_25_an_invalid_field_is_refused_by_name(outcome: object, field: str) -> None:
     """Rule 25: refused with the name of the field, before anything goes to the database."""
     with pytest.raises(InvalidInput) as caught:
         commit_of(outcome)
@@ -106,7 +106,7 @@ def test_rule_25_a_field_that_can_not_be_is_refused_by_name(outcome: object, fie
     assert caught.value.field == field
 
 
-def test_rule_5_spawn_parks_with_its_children_and_consumes_what_was_handed() -> None:
+def test_rule_5_spawn_parks_with_its_children_and_consumes_the_signals() -> None:
     """Rule 5: children and park in one commit; children are of the parent's tenant."""
     claim = make_claim(attempt=3, tenant="acme")
 
@@ -121,14 +121,14 @@ def test_rule_5_spawn_parks_with_its_children_and_consumes_what_was_handed() -> 
     ]  # fmt: skip
 
 
-def test_rule_5_a_spawn_of_nothing_goes_on_at_once() -> None:
+def test_rule_5_a_spawn_of_no_children_continues_at_once() -> None:
     """Rule 5: zero children: runnable."""
     commit = commit_of(Spawn([], then="ship"))
 
     assert (commit.status, commit.children) == (Status.RUNNABLE, ())
 
 
-def test_an_error_in_a_child_names_its_place() -> None:
+def test_an_error_in_a_child_names_its_position() -> None:
     with pytest.raises(UnknownMachine) as caught:
         commit_of(Spawn([Item, Item.child(version=9)], then="ship"))
 
@@ -149,7 +149,7 @@ def test_an_error_in_a_child_names_its_place() -> None:
 def test_rules_2_to_6_what_each_outcome_consumes_and_keeps(
     outcome: object, consumes: tuple[int, ...], keeps: bool
 ) -> None:
-    """Rules 2 to 6: Next and Spawn consume what was handed; Retry and Stop keep what was awaited."""
+    """Rules 2 to 6: Next and Spawn consume the step's signals; Retry and Stop keep them."""
     commit = commit_of(outcome)
 
     assert (commit.consumes, commit.keeps_awaits) == (consumes, keeps)
@@ -170,11 +170,13 @@ def test_rules_2_to_6_what_each_outcome_consumes_and_keeps(
         (Spawn([], then="ship"), {}, False),
     ],
 )
-def test_only_what_needs_no_second_statement_is_plain(outcome: object, claim: dict[str, Any], plain: bool) -> None:
+def test_only_a_commit_without_a_second_statement_is_simple(
+    outcome: object, claim: dict[str, Any], plain: bool
+) -> None:
     assert commit_of(outcome, make_claim(**claim)).is_plain is plain
 
 
-def test_rule_6_only_an_end_joins() -> None:
+def test_rule_6_only_an_end_counts_at_the_parent() -> None:
     """Rule 6: the parent's join is counted with the terminal commit."""
     child = make_claim(parent_id=5)
 

@@ -1,1 +1,1 @@
-"""One file per system: how it does what the contract asks for. Each runs in that system's own Python."""
+"""One file per system: how it implements the contract. Each runs in that system's own Python."""

@@ -1,7 +1,7 @@
 """Absurd: tasks with checkpointed steps, done by stored procedures; its worker polls.
 
-Its schema comes from PyPI too: the package `absurdctl` carries it, for its command `absurdctl init`. That command needs
-`psql`; the same text is run here through the driver.
+Its schema comes from PyPI too: the package `absurdctl` contains it, for its command `absurdctl init`. That command
+needs `psql`; the same text is run here through the driver.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Absurd(System):
         "psycopg (binary), async client, uvloop; {workers} workers in the process (one where it idles), each with its "
         "own connection and `concurrency` {concurrency}; `poll_interval` {poll} s for the rates (its default is 0.25 s)"
     )
-    knobs = {"workers": 4, "concurrency": 100, "poll": 0.05}  # noqa: RUF012 - the base class says what it is
+    knobs = {"workers": 4, "concurrency": 100, "poll": 0.05}  # noqa: RUF012 - the base class declares it
     default_poll = 0.25
     scale = 0.3
     notes = {  # noqa: RUF012 - the same
@@ -151,7 +151,7 @@ class Absurd(System):
         await next(self.clients).emit_event(f"go-{number}")
 
     async def ended(self, number: int) -> None:
-        """By its question for a result; its own wait for one asks after 50 ms, and then ever more seldom."""
+        """By its query for a result; its own wait for one polls after 50 ms, and then ever more seldom."""
         client = next(self.clients)
         while True:
             found = await client.fetch_task_result(self.waiting[number])

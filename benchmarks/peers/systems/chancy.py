@@ -16,7 +16,7 @@ from benchmarks.peers.contract import CHAINED, System
 from benchmarks.peers.timing import TASKS, main
 
 LOG = logging.getLogger("benchmark")
-SYSTEMS: list[ChancySystem] = []  # the one of this process: a job is found by its import path and knows nobody
+SYSTEMS: list[ChancySystem] = []  # the one of this process: a job is found by its import path, without arguments for it
 
 
 @job()
@@ -45,7 +45,7 @@ class ChancySystem(System):
         "outcomes are written every {flush} s (`send_outgoing_interval`, its default is 1 s); the default plugins "
         "(where there are workflows, with a leader at once)"
     )
-    knobs = {"concurrency": 500, "flush": 0.1}  # noqa: RUF012 - the base class says what it is
+    knobs = {"concurrency": 500, "flush": 0.1}  # noqa: RUF012 - the base class declares it
     scale = 0.5
     notes = CHAINED | {
         "timer": "a delayed job; it polls for those, at the shortest every second (its default is 5 s)",
@@ -73,7 +73,7 @@ class ChancySystem(System):
         await self.chancy.__aexit__(None, None, None)
 
     def connected(self) -> Chancy:
-        # A worker looks a minute after its begin whether it leads, and workflows go on only where the leader is.
+        # A worker looks a minute after its start whether it leads, and workflows continue only where the leader is.
         plugins = [ImmediateLeadership()] if self.workload == "families" else []
         return Chancy(
             self.url, log=LOG, max_connection_pool_size=TASKS, min_connection_pool_size=TASKS, plugins=plugins

@@ -27,7 +27,7 @@ class Dbos(System):
         "{concurrency} (500 where they wait) and `polling_interval_sec` {poll} for the rates (its default is 1); "
         "workflows and steps are plain functions, in its threads; a DBOSClient starts them"
     )
-    knobs = {"pool": 20, "concurrency": 100, "poll": 0.01}  # noqa: RUF012 - the base class says what it is
+    knobs = {"pool": 20, "concurrency": 100, "poll": 0.01}  # noqa: RUF012 - the base class declares it
     default_poll = 1.0
     scale = 0.1
     notes = {  # noqa: RUF012 - the same
@@ -43,7 +43,7 @@ class Dbos(System):
         await asyncio.to_thread(DBOS.migrate, self.url)
 
     async def open(self) -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * TASKS))  # its client works in these
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * TASKS))  # its client uses these
         self.client = await asyncio.to_thread(
             DBOSClient, system_database_url=self.url, system_database_pool_size=TASKS, application_name=QUEUE
         )
@@ -119,9 +119,9 @@ class Dbos(System):
 
     async def park(self, number: int) -> None:
         await self._enqueue("parked", number)
-        while len(self.waiting) < number:  # noqa: ASYNC110 - some append in threads, which tell nobody
+        while len(self.waiting) < number:  # noqa: ASYNC110 - some append in threads: no event
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)  # the last have said that they will wait, and do so now
+        await asyncio.sleep(0.5)  # the last have announced their wait, and start it now
 
     async def wake(self) -> None:
         await self.client.send_bulk_async([SendMessage(waiting, "go", "go") for waiting in self.waiting])

@@ -28,7 +28,7 @@ class PgQueuerSystem(System):
         "asyncpg, a pool of {connections} connections for the worker (where it idles, one alone), {clients} for the "
         "client; `batch_size` {batch}, no limit of concurrency; durability as installed (all tables logged)"
     )
-    knobs = {"batch": 1_000, "connections": 5, "clients": 10}  # noqa: RUF012 - the base class says what it is
+    knobs = {"batch": 1_000, "connections": 5, "clients": 10}  # noqa: RUF012 - the base class declares it
     notes = CHAINED | {
         "timer": "a delayed job; 10 ms at least between two looks (its `min_dequeue_poll_interval` is 100 ms)"
     }
@@ -67,7 +67,7 @@ class PgQueuerSystem(System):
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[PgQueuer]:
-        if self.is_idle:  # one connection is enough, and is not reset after every use as those of a pool are
+        if self.is_idle:  # one connection is enough, and is not reset after every use like those of a pool
             connection = await asyncpg.connect(self.url)
             try:
                 yield PgQueuer.from_asyncpg_connection(connection)

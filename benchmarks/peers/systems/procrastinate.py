@@ -1,4 +1,4 @@
-"""Procrastinate: a job queue; every job is fetched and finished by a statement of its own."""
+"""Procrastinate: a job queue; every job is fetched and finished by its own statement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.contract import CHAINED, System
 from benchmarks.peers.timing import FAST_POLL, TASKS, main
 
 CHUNK = 1_000
-DEFAULT_POLL = 5.0  # seconds; for what it is not told of
+DEFAULT_POLL = 5.0  # seconds; for work without a notification
 
 
 class Procrastinate(System):
@@ -24,7 +24,7 @@ class Procrastinate(System):
         "psycopg (binary), uvloop; {workers} workers in the process (one where it idles) with `concurrency` "
         "{concurrency} each, a pool of {pool} connections; notices on; done jobs stay in the table, as by default"
     )
-    knobs = {"workers": 8, "concurrency": 10, "pool": 20}  # noqa: RUF012 - the base class says what it is
+    knobs = {"workers": 8, "concurrency": 10, "pool": 20}  # noqa: RUF012 - the base class declares it
     scale = 0.2
     notes = CHAINED | {"timer": "a delayed job; it polls for those, here every 10 ms (its default is 5 s)"}
     left = "select count(*) from procrastinate_jobs where status <> 'succeeded'"

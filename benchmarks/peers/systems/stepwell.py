@@ -41,7 +41,7 @@ class Chain(Machine, state=Number):
 
 
 class Family(Machine, state=Number):
-    """Spawns so many children, and ends after them."""
+    """Spawns children, and ends after them."""
 
     @step
     async def start(self, ctx: Context[Number]) -> Spawn:
@@ -69,14 +69,14 @@ MACHINES: tuple[Any, ...] = (Once, Chain, Family, Parked)
 
 
 class Stepwell(System):
-    """Stepwell: a client and a worker, each with an engine of its own."""
+    """Stepwell: a client and a worker, each with its own engine."""
 
     packages = ("stepwell", "asyncpg", "msgspec", "uvloop")
     settings = (
         "asyncpg, uvloop; {slots} slots, everything else at its default; client and worker are two engines, so that a "
         "start reaches the worker through Postgres"
     )
-    knobs = {"slots": 500}  # noqa: RUF012 - the base class says what it is
+    knobs = {"slots": 500}  # noqa: RUF012 - the base class declares it
     left = "select count(*) from stepwell.instances where status <> 'done'"
 
     async def install(self) -> None:

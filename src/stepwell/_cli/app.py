@@ -1,4 +1,4 @@
-"""Finds the engine a command works with: the app's `module:attribute`, a URL, or the one of the environment."""
+"""Finds the engine of a command: the app's `module:attribute`, a URL, or the one of the environment."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
+from typing import Any
 
-from stepwell._cli.exits import UsageError
+from stepwell._cli.exit_codes import UsageError
 from stepwell.engine import Engine
 
 APP_HELP = "the app's engine, as module:attribute, for example shop.app:engine; the current directory is searched first"
 
 
 def add_app(parser: ArgumentParser) -> None:
-    """Let a command that needs machines be told whose; not asked where the door belongs to one app."""
+    """Add the argument APP to a command that needs machines, unless the command line is bound to one app."""
     if parser.get_default("app") is None:
         parser.add_argument("app", metavar="APP", help=APP_HELP)
 
 
 def add_engine_flags(parser: ArgumentParser) -> None:
-    """Let a command that needs no machines choose its database."""
+    """Add the flags that choose the database of a command that needs no machines."""
     if parser.get_default("app") is not None:
         return
     which = parser.add_mutually_exclusive_group()
@@ -32,11 +33,25 @@ def add_engine_flags(parser: ArgumentParser) -> None:
         "--database-url", metavar="URL",
         help="postgresql://…; by default $STEPWELL_DATABASE_URL, else the embedded Postgres",
     )  # fmt: skip
+    parser.add_argument(
+        "--schema", metavar="NAME",
+        help="the schema in that database; by default $STEPWELL_SCHEMA, else stepwell. An APP has its own",
+    )  # fmt: skip
 
 
 def chosen_engine(args: Namespace) -> Engine:
     """The engine of `--app`, or one without machines on `--database-url` or the default database."""
-    return load_app(args.app) if args.app is not None else Engine(args.database_url)
+    if args.app is None:
+        return Engine(args.database_url, **chosen_schema(args))
+    if chosen_schema(args):
+        raise UsageError("--schema: an app has its own; give it to Engine(schema=…) there, or set STEPWELL_SCHEMA")
+    return load_app(args.app)
+
+
+def chosen_schema(args: Namespace) -> dict[str, Any]:
+    """The schema of `--schema`, as a keyword argument of `Engine`."""
+    given: str | None = getattr(args, "schema", None)
+    return {} if given is None else {"schema": given}
 
 
 def load_app(spec: str) -> Engine:
@@ -70,7 +85,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _place(error: Exception, here: str) -> str:
-    """Where it was raised: the last line of the app's own, as far as we can tell, or else the last line of all."""
+    """Where the error was raised: the last frame in the app's own code, or else the last frame of all."""
     frames = extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(here) and "site-packages" not in frame.filename]
     last = (own or frames)[-1]
@@ -78,7 +93,7 @@ def _place(error: Exception, here: str) -> str:
 
 
 def _hint(owner: object, wrong: str) -> str:
-    """The near miss, or the engines that are there."""
+    """A similar name, or the first engine of the module."""
     engines = sorted(name for name, value in vars(owner).items() if isinstance(value, Engine))
     if close := get_close_matches(wrong, engines or dir(owner), n=1):
         return f"; did you mean {close[0]!r}?"

@@ -1,4 +1,4 @@
-"""The worker's log on stderr: readable lines or JSON lines, each with the instance it is about."""
+"""The worker's log on stderr: readable lines or JSON lines, each with its instance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def configure(*, verbose: bool, as_json: bool) -> None:
 
 
 class Lines(logging.Formatter):
-    """`09:41:02.123 WARNING stepwell: executor: …`; a step's own lines begin with the instance."""
+    """`09:41:02.123 WARNING stepwell: executor: …`; lines of a step begin with its instance."""
 
     def __init__(self, paint: Paint) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class JsonLines(logging.Formatter):
 
 
 def _label() -> str | None:
-    """The step that runs here, as the engine calls it; None outside of one."""
+    """The name of the task that runs this step; None outside of a step."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without a loop

@@ -1,4 +1,4 @@
-"""How answers are written: colours on a terminal, tables for people, JSON for programs."""
+"""How output is written: colours on a terminal, tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 
 
 @dataclass(frozen=True)
 class Paint:
-    """Colours, or none where nobody sees them."""
+    """Colours, if the stream is a terminal."""
 
     on: bool
 
@@ -66,33 +66,33 @@ class Table:
         return (self._indent + "  ".join(painted)).rstrip()
 
     def _cut(self, cells: Sequence[str]) -> str:
-        """The last cell, as far as the terminal is wide."""
+        """The last cell, cut to the width of the terminal."""
         last = cells[-1]
         room = shutil.get_terminal_size().columns - len(self._indent) - sum(len(cell) + 2 for cell in cells[:-1])
-        return last if len(last) <= room or room < 2 else f"{last[: room - 1]}…"  # noqa: PLR2004 - a letter and the mark
+        return last if len(last) <= room or room < 2 else f"{last[: room - 1]}…"  # noqa: PLR2004 - one letter and the ellipsis
 
 
 def printable(text: str) -> str:
-    """Text that can not command the terminal: what does not print is escaped; lines and tabs stay."""
+    """Text that cannot control the terminal: unprintable characters are escaped; line breaks and tabs stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def record(instance: Instance) -> dict[str, Any]:
-    """An instance as JSON has it: every field, and why it waits."""
+    """An instance as JSON: every field, and why it waits."""
     return {**asdict(instance), "waiting_for": instance.waiting_for}
 
 
 def to_json(value: object) -> str:
-    """One line of JSON, ASCII alone, so that it survives every locale."""
+    """One line of JSON in ASCII, which every locale can show."""
     return json.dumps(value, default=_plain)
 
 
 def pretty(value: object) -> str:
     """JSON for people: short values on one line, others indented."""
     flat = json.dumps(value, default=_plain, ensure_ascii=False)
-    return printable(flat if len(flat) <= 80 else json.dumps(value, default=_plain, ensure_ascii=False, indent=2))  # noqa: PLR2004 - a line
+    return printable(flat if len(flat) <= 80 else json.dumps(value, default=_plain, ensure_ascii=False, indent=2))  # noqa: PLR2004 - the width of a line
 
 
 def _plain(value: object) -> str:
@@ -102,7 +102,7 @@ def _plain(value: object) -> str:
 
 
 def where(instance: Instance) -> str:
-    """The step at which it stands; of an item of a pipeline also which one it is."""
+    """Its present step; for an item of a pipeline also the item's number."""
     return instance.step if instance.item is None else f"{instance.step} #{instance.item}"
 
 

@@ -1,4 +1,4 @@
-"""Which instance a command is about, and words and JSON from the command line."""
+"""The instance a command is about, and JSON arguments."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from stepwell._cli.exits import UsageError
+from stepwell._cli.exit_codes import UsageError
 
 
 def add_target(parser: ArgumentParser) -> None:
-    """ID, or --key and whose key it is."""
+    """Add ID, --key and --tenant."""
     parser.add_argument("id", metavar="ID", type=int, nargs="?", help="the instance's id")
     add_key_flags(parser)
 
 
 def add_key_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--key", help="its key, instead of its id")
-    parser.add_argument("--tenant", help="whose key it is")
+    parser.add_argument("--tenant", help="the key's tenant; with an ID, the tenant that the instance has to have")
 
 
 def add_operator_flags(parser: ArgumentParser) -> None:
-    """What is noted about an operator's act."""
+    """Add what is noted about an operator's act."""
     parser.add_argument("--reason", help="why, in words; kept with the instance")
-    parser.add_argument("--by", metavar="WHO", help="who does it; kept with the instance")
+    parser.add_argument("--by", metavar="OPERATOR", help="the operator; kept with the instance")
 
 
 def chosen_target(args: Namespace) -> int | str:
-    """The id, or the key: one of them, not both."""
+    """The id or the key, of which exactly one has to be given."""
     if args.id is not None and args.key is not None:
         raise UsageError(f"both the id {args.id} and --key {args.key} are given; give one of them")
     if args.id is None and args.key is None:
@@ -37,7 +37,7 @@ def chosen_target(args: Namespace) -> int | str:
 
 
 def read_json(text: str | None, name: str) -> Any:
-    """What a JSON argument says; - reads stdin, and nothing is None."""
+    """The value of a JSON argument; - reads stdin, and no argument is None."""
     if text is None:
         return None
     where = "stdin" if text == "-" else name

@@ -1,4 +1,4 @@
-"""The machines and jobs this process knows, by name and version, in one shape for both."""
+"""The machines and jobs that this process registers, by name and version, in one form for both."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from stepwell._core.codec import NO_DEFAULT, StateType, arguments_type
-from stepwell._core.needs import Declared, Needs
-from stepwell._core.results import UNTYPED, ResultType, result_type
+import msgspec
+
+from stepwell._core.limits.requirement import Declared, LimitRequirement
+from stepwell._core.serialization.codec import NO_DEFAULT, StateType, arguments_type
+from stepwell._core.serialization.result_type import UNTYPED, ResultType, result_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep, UnknownTransport
 from stepwell.job import STEP, Job
@@ -32,18 +34,21 @@ class Definition:
     initial: str
     steps: Mapping[str, Step]
     state: StateType
-    owner: Any  # the machine's object; steps and handle are called with it as self
+    owner: Any  # the machine's object, `self` of its steps and `handle`
     handle: Callable[[Any, Context[Any]], Any]
     handle_is_async: bool
     upcast: Upcast | None = None
     is_job: bool = False
     retention: timedelta | Literal[False] | None = None  # None: the engine's
     result: ResultType = UNTYPED
-    needs: Mapping[str, Needs] = field(default_factory=dict)  # of the steps that declare limits
+    needs: Mapping[str, LimitRequirement] = field(default_factory=dict)  # of the steps that declare limits
+    shape: str | None = None  # of a pipeline: a hash of its steps; None: steps may change one by one
+    is_pipeline: bool = False
+    authored: Mapping[str, str] = field(default_factory=dict)  # of a pipeline: the author's names, by step
 
     @property
     def label(self) -> str:
-        """How the database names it: name@version."""
+        """Its name in the database: name@version."""
         return f"{self.name}@{self.version}"
 
     def step(self, name: str) -> Step:
@@ -54,8 +59,13 @@ class Definition:
             raise UnknownStep(self.name, name, list(self.steps)) from None
 
 
+    def named(self, name: str) -> Step:
+        """The same, by its readable name: the shape of a pipeline may be left out."""
+        return self.step(whole if (whole := f"{name}.{self.shape}") in self.steps else name)
+
+
 class Sending(Protocol):
-    """What is known here of a transport: whether anything is sent."""
+    """What the registry needs of a transport: whether it sends anything."""
 
     @property
     def sends(self) -> bool: ...
@@ -108,6 +118,10 @@ class Registry:
         """Every name@version."""
         return [definition.label for definition in self.all()]
 
+    def authored(self) -> str:
+        """The authors' names of pipeline steps, as JSON, by name@version and step."""
+        return msgspec.json.encode({one.label: one.authored for one in self.all() if one.authored}).decode()
+
     @property
     def is_transactional(self) -> bool:
         """Whether any step commits with its author's writes."""
@@ -116,26 +130,26 @@ class Registry:
     def transport(self, name: object) -> Sending:
         """The transport of that name, or UnknownTransport with the near miss."""
         try:
-            return self._transports[name]  # type: ignore[index]  # whatever it is, it is refused with its name
+            return self._transports[name]  # type: ignore[index]  # a name of any type is refused by name
         except (KeyError, TypeError):
             raise UnknownTransport(str(name), sorted(self._transports)) from None
 
     def find(self, name: str, version: int) -> Definition | None:
-        """The definition that runs this version as it is."""
+        """The definition of exactly this version."""
         versions = self._versions.get(name)
         return None if versions is None else versions.get(version)
 
     def successor(self, name: str, version: int) -> Definition | None:
-        """The newest later version that knows how to bring this one forward."""
+        """The newest later version that has an `upcast`."""
         later = [d for v, d in self._versions.get(name, {}).items() if v > version and d.upcast is not None]
         return max(later, key=lambda d: d.version, default=None)
 
     def upcasting(self) -> list[str]:
-        """Names of machines that can bring older versions forward."""
+        """Names of machines that have an `upcast`."""
         return sorted({d.name for d in self.all() if d.upcast is not None})
 
     def resolve(self, machine: object, version: int | None = None) -> Definition:
-        """The definition a start means: a machine class, a job, or a name (the given or its newest version)."""
+        """The definition that a start names: by machine class, job, or name (the given or the newest version)."""
         machine = machine_of(machine)
         if isinstance(machine, str):
             versions = self._versions.get(machine)
@@ -151,7 +165,7 @@ class Registry:
 
 
 def machine_of(given: object) -> object:
-    """A machine, or that of something that was made into one."""
+    """A machine, or the machine of a compiled object such as a pipeline."""
     return given if isinstance(given, str | type | Job) else getattr(given, "machine", given)
 
 
@@ -162,7 +176,7 @@ def _identity(machine: object) -> tuple[str, int]:
 
 
 def define(machine: object) -> Definition:
-    """Bring a machine class, a job or what was made into one into the one shape the engine runs."""
+    """The definition of a machine class, a job or a compiled object."""
     machine = machine_of(machine)
     if isinstance(machine, Job):
         return _define_job(machine)
@@ -175,8 +189,8 @@ def _define_machine(machine: type[Machine]) -> Definition:
     try:
         owner = machine()
     except TypeError as error:
-        raise DefinitionError(f"machine {machine.name!r} can not be made without arguments ({error}); "
-                              "what its steps need comes from Engine(resources=…)") from error
+        raise DefinitionError(f"machine {machine.name!r} cannot be made without arguments ({error}); "
+                              "pass what its steps need as Engine(resources=…)") from error
     return Definition(
         name=machine.name,
         version=machine.version,
@@ -189,6 +203,9 @@ def _define_machine(machine: type[Machine]) -> Definition:
         handle_is_async=inspect.iscoroutinefunction(owner.handle),
         upcast=getattr(owner, "upcast", None),
         retention=machine.retention,
+        shape=machine._shape,  # noqa: SLF001 - pipelines are the engine's own
+        is_pipeline=machine._state_from is not None,  # noqa: SLF001 - as above
+        authored=machine._authored,  # noqa: SLF001 - as above
     )
 
 

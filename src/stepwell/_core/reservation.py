@@ -1,4 +1,4 @@
-"""Slots of a worker that are kept for what comes into its hands without a claim."""
+"""A worker's reservation of slots for children that are inserted already claimed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """So many slots in one queue of one worker."""
+    """A number of slots in one queue of one worker."""
 
     queue: str
     slots: int

@@ -1,4 +1,4 @@
-"""Where an instance can stand."""
+"""The statuses of an instance, and its holds."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Status(StrEnum):
 
     @property
     def is_settled(self) -> bool:
-        """Nothing happens until the world acts: ended, or parked."""
+        """The instance has ended, or is parked."""
         return self is not Status.RUNNABLE and self is not Status.EXECUTING
 
 
-STATUSES = {str(status): status for status in Status}  # by their names: to ask the class takes three times as long
+STATUSES = {str(status): status for status in Status}  # by name; a lookup in the class takes three times as long
 
 
 class Hold(StrEnum):
-    """Why a runnable instance is not in the claim's index."""
+    """Why a runnable instance is not in the index of claims."""
 
     DUE = "due"  # its time has not come
     KEY = "key"  # another instance holds its concurrency key
     LIMIT = "limit"  # its concurrency limit has no free slot
-    RATE = "rate"  # its rate limit has not enough tokens, or others wait before it
+    RATE = "rate"  # its rate limit has too few tokens, or others wait before it
     VERSION = "version"  # no live worker registers its machine and version
     UNFIT = "unfit"  # its state or step does not fit the registered code

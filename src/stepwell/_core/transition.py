@@ -1,4 +1,4 @@
-"""From an outcome to a commit: what each outcome does to the row. Pure; refuses what can not be carried out."""
+"""Turns an outcome into a commit, which says how the row changes. Pure; refuses invalid outcomes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any, assert_never
 
 from msgspec.structs import replace
 
-from stepwell._core.codec import check_size, encode_value
-from stepwell._core.commits import NOW, Commit
-from stepwell._core.entries import admit_many
-from stepwell._core.questions import Common, NewUnit, common, question
-from stepwell._core.ranges import check_concurrency_key, check_delay, check_key, check_priority, check_queue
-from stepwell._core.records import Claim
+from stepwell._core.await_unit import Common, NewAwaitUnit, common, new_interaction
+from stepwell._core.commit import NOW, Commit
+from stepwell._core.instance import Claim
 from stepwell._core.registry import Definition, Registry
+from stepwell._core.serialization.bounds import check_bounds
+from stepwell._core.serialization.codec import encode_value
+from stepwell._core.start_request import admit_many
 from stepwell._core.status import Hold, Status
+from stepwell._core.validation import check_concurrency_key, check_delay, check_key, check_priority, check_queue
 from stepwell.errors import InvalidOutcome
 from stepwell.job import exponential
 from stepwell.machine import step_name
@@ -39,9 +40,9 @@ def transition(
     registry: Registry | None = None,
     keeps_state: bool = False,
 ) -> Commit:
-    """The commit of an outcome. `state` is the step's, `mark` that of the state it was handed (None: the row has an
-    older version's), `error` what `handle` saw, `awaited` the signals it was handed. `keeps_state`: what is stored
-    stays, unless the outcome has another state."""
+    """The commit of an outcome. `state` is the state after the step, `mark` the mark of the state before it (None: the
+    row has an older version's), `error` the error that `handle` received, `awaited` the signals of the step. With
+    `keeps_state` the stored state stays, unless the outcome has another."""
     if not isinstance(outcome, _OUTCOMES):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
@@ -106,7 +107,7 @@ def _park(
     registry: Registry,
     max_payload: int,
 ) -> Commit:
-    """What all parks have in common: on at `then`, once what it waits for has come."""
+    """The common part of all parks: the row continues at `then`, once what it waits for has come."""
     step = target(definition, "then", outcome.then)
     parked = Commit(
         claim=claim,
@@ -129,7 +130,7 @@ def _park(
 
 def _await(outcome: Await, parked: Commit, awaited: tuple[int, ...]) -> Commit:
     if not outcome.names:
-        raise InvalidOutcome("names", "an await on nothing never ends; name at least one signal")
+        raise InvalidOutcome("names", "an await without names never ends; name at least one signal")
     timeout = None if outcome.timeout is None else check_delay("timeout", outcome.timeout)
     if timeout is not None and not timeout:
         raise InvalidOutcome("timeout", "a timeout of zero waits for nothing; leave it out, or use Next")
@@ -152,14 +153,14 @@ def _spawn(outcome: Spawn, parked: Commit, registry: Registry, max_payload: int)
 
 
 def _ask(outcome: Ask | AskEach, parked: Commit, registry: Registry, max_payload: int) -> Commit:
-    """A park at a unit; that of an AskEach is filled by now."""
+    """A park at a unit; the interactions of an AskEach are stored already."""
     shared = common_of(outcome, parked.claim.step, registry)
-    asked = question(outcome.request, shared, max_payload) if isinstance(outcome, Ask) else None
-    return replace(parked, asks=NewUnit(shared, asked))
+    interaction = new_interaction(outcome.request, shared, max_payload) if isinstance(outcome, Ask) else None
+    return replace(parked, asks=NewAwaitUnit(shared, interaction))
 
 
 def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
-    """What all questions of an ask have in common, as this engine can ask them."""
+    """The properties that all interactions of an Ask share, checked against this engine."""
     sends = registry.transport(outcome.transport).sends
     shared = common(outcome, step, sends=sends, has_keys=registry.has_token_keys)
     if isinstance(outcome, AskEach) and outcome.item_step is not None:
@@ -173,7 +174,7 @@ def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None
         if isinstance(outcome.result, _OUTCOMES):
             raise InvalidOutcome("result", _no_result(outcome.result, claim.step, definition))
         result = definition.result.encode(outcome.result)
-        check_size(result, "result", max_payload)
+        check_bounds(result, "result", max_payload)
     return Commit(
         claim=claim, status=Status.DONE, step=claim.step, version=definition.version, attempt=claim.attempt,
         state=state, result=result,
@@ -190,7 +191,7 @@ def target(definition: Definition, field: str, ref: StepRef) -> str:
 def failed(claim: Claim, version: int, reason: object, *, state: str | None = None) -> Commit:
     """The commit that ends an instance as failed."""
     if not isinstance(reason, str | BaseException):
-        raise InvalidOutcome("reason", f"expected words or an exception, got {type(reason).__name__}")
+        raise InvalidOutcome("reason", f"expected a string or an exception, got {type(reason).__name__}")
     return Commit(
         claim=claim, status=Status.FAILED, step=claim.step, version=version, attempt=claim.attempt,
         keeps_awaits=True, state=state, error=failure_text(reason),
@@ -198,7 +199,7 @@ def failed(claim: Claim, version: int, reason: object, *, state: str | None = No
 
 
 def again(claim: Claim, reason: BaseException) -> Commit:
-    """The commit that runs a step again which was lost with its connection; at once for the first time."""
+    """The commit that repeats a step after it lost its connection; the first time without a delay."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt + 1,
         delay=exponential(claim.attempt - 1) if claim.attempt else NOW, keeps_awaits=True, error=failure_text(reason),
@@ -206,7 +207,7 @@ def again(claim: Claim, reason: BaseException) -> Commit:
 
 
 def unfit(claim: Claim, reason: str) -> Commit:
-    """The commit that puts an instance aside which this code can not run: nothing of it changes but the hold."""
+    """The commit that puts an instance on hold as unfit: this code cannot run it. Only the hold changes."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt,
         hold=Hold.UNFIT, hold_reason=_clean(reason, MAX_MESSAGE), keeps_awaits=True,
@@ -214,7 +215,7 @@ def unfit(claim: Claim, reason: str) -> Commit:
 
 
 def failure_text(reason: str | BaseException) -> str:
-    """An error as the JSON that is stored: type, message, traceback."""
+    """An error as stored JSON: type, message, traceback."""
     if isinstance(reason, str):
         shown: dict[str, str | None] = {"type": "Stop", "message": _clean(reason, MAX_MESSAGE), "traceback": None}
     else:
@@ -227,13 +228,12 @@ def failure_text(reason: str | BaseException) -> str:
 
 
 def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> tuple[str | None, Any]:
-    """The state as text if it differs from the one that was handed out, and what that reads as. A job's arguments never
-    change."""
+    """The state as text if the step changed it, and that text decoded. A job's arguments never change."""
     if definition.is_job:
         return None, None
     text, again = definition.state.changed(state, mark)
     if text is not None:
-        check_size(text, "state", max_payload)
+        check_bounds(text, "state", max_payload)
     return text, again
 
 
@@ -243,18 +243,19 @@ def _no_outcome(value: object, step: str) -> str:
     if isinstance(value, type):
         return f"step {step!r} returned the class {value.__name__}; return an object of it, as in Done()"
     shown = type(value).__name__
-    return f"step {step!r} returned {shown}, which is no outcome; return Next, Retry, Await, Spawn, Ask, Done or Stop"
+    return (f"step {step!r} returned {shown}, which is not an outcome; "
+            "return Next, Retry, Await, Spawn, Ask, Done or Stop")  # fmt: skip
 
 
 def _no_result(value: object, step: str, definition: Definition) -> str:
     shown = "Ask.each" if isinstance(value, AskEach) else type(value).__name__
     if not definition.is_job:
-        return f"step {step!r} returned {shown} inside of Done; return the {shown} itself"
+        return f"step {step!r} returned {shown} inside Done; return the {shown} itself"
     match value:
         case Done():
             advice = "return the value itself"
         case Retry() | Stop():
-            advice = "raise an error to be tried again, or Cancel to fail"
+            advice = "raise an error to retry, or Cancel to fail"
         case _:
             advice = f"write a Machine, with a step that returns {shown}"
     return f"job {definition.name!r} returned {shown}, which is for steps: a job ends with what it returns; {advice}"
@@ -263,26 +264,26 @@ def _no_result(value: object, step: str, definition: Definition) -> str:
 def _no_step(value: object) -> str:
     if inspect.iscoroutine(value):
         value.close()
-        return f"{value!r} is no step; name the step without calling it, as self.ship"
-    return f"{value!r} is no step; name one as self.ship or \"ship\""
+        return f"{value!r} is not a step; name the step without calling it, as self.ship"
+    return f"{value!r} is not a step; name one as self.ship or \"ship\""
 
 
 def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:  # noqa: BLE001 - the author's __str__ may raise anything
-        return f"<its message can not be shown: {type(second).__name__}>"
+        return f"<its message cannot be shown: {type(second).__name__}>"
 
 
 def _traceback(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except Exception as second:  # noqa: BLE001 - formatting calls the author's __str__ and __repr__
-        return f"<the traceback can not be shown: {type(second).__name__}>"
+        return f"<the traceback cannot be shown: {type(second).__name__}>"
 
 
 def _clean(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """Text that Postgres can hold: no NUL, no lone surrogates, bounded."""
+    """Text that Postgres can store: no NUL, no lone surrogates, bounded."""
     text = text.replace("\x00", "\\x00").encode("utf-8", "replace").decode("utf-8")
     if len(text) <= limit:
         return text

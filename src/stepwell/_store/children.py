@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepwell._core.codec import decode_value
-from stepwell._core.records import Child, Failure
+from stepwell._core.instance import Child, Failure
+from stepwell._core.serialization.codec import decode_value
 from stepwell._core.status import STATUSES
-from stepwell._store.database import Queryable
+from stepwell._store.connection.pool import Database, Queryable
 
 
 async def lock_parents(db: Queryable, ids: Sequence[int]) -> set[int]:
@@ -25,6 +25,21 @@ async def settle(db: Queryable, counts: dict[int, int]) -> list[str]:
     """Correct how many children parents wait for; returns the queues of parents that go on at once."""
     rows = await db.fetch("children/settle", list(counts), list(counts.values()))
     return [row["queue"] for row in rows]
+
+
+async def find_childless(db: Queryable, after: int) -> tuple[int | None, list[int]]:
+    """Parents after this one that wait for children of whom none lives; before them the last one looked at, None at the
+    end."""
+    [(last, ids)] = await db.fetch("children/find_childless", after)
+    return last, ids
+
+
+async def recount(db: Database, ids: Sequence[int]) -> list[tuple[int, str]]:
+    """Count anew for how many children parents wait; returns those that go on, each with its queue. Parents that are
+    locked elsewhere are left for the next look."""
+    async with db.transaction() as session:
+        locked = await lock_parents(session, ids)
+        return [(row["id"], row["queue"]) for row in await session.fetch("children/recount", sorted(locked))]
 
 
 async def load(db: Queryable, rounds: dict[int, int]) -> dict[int, tuple[Child, ...]]:

@@ -1,36 +1,43 @@
-"""Calls of `sql/limits`: who may run by the limits, who waits in their lines, and who goes when there is room."""
+"""Calls of `sql/limits`: which rows the limits admit, which wait for them, and what a free slot admits."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import assert_never
+from typing import Final, TypeAlias, assert_never
 
-from stepwell._core.admission import Admission, Bucket, Candidate, Gate
-from stepwell._core.admission import admit as decide
-from stepwell._core.needs import Needs
-from stepwell._core.records import Claim
-from stepwell._store.database import Database, Queryable, Row, Session
+from stepwell._core.instance import Claim
+from stepwell._core.limits.admission import Admission, Bucket, Candidate, Gate
+from stepwell._core.limits.admission import admit as decide
+from stepwell._core.limits.requirement import LimitRequirement
+from stepwell._store.connection.pool import Database, Queryable, Row, Session
+from stepwell._store.registrations.queues import claims_ended
 from stepwell.limits import Limit, LimitKind, RateLimit, kind_of
 
-FULL_UNHOLD = 1_000
-FULL_LOOK = 1_000
+PAGE = 5_000  # buckets, wait queues, or rows on hold, of one statement
+FULL_LOOK = 1_000  # rows of one wait queue that a sweep admits
+FOUND_AT_ONCE = 10_000  # of all wait queues together
+LINES_AT_ONCE = 50  # wait queues of one transaction: 1,024 rows are locked for all limits
 
 
-class Room(Enum):
-    """How somebody who lets a line go knows of room."""
+Aside: TypeAlias = tuple[str, int]  # hold and id of a row
+FIRST: Final[Aside] = "", 0
 
-    MADE = "made"  # he made it: one goes for each time a limit is named
-    ALL = "all"  # the limit has changed: as many go as there is room for
-    FOUND = "found"  # he looks in now and then: others may have been let go already
+
+class SlotSource(Enum):
+    """Why slots may be free."""
+
+    MADE = "made"  # the caller released them: one row is admitted for each time a limit is named
+    ALL = "all"  # the limit has changed: as many rows as there are slots
+    FOUND = "found"  # a periodic sweep: rows may be admitted already
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A row that was put aside by a limit."""
+    """A row that a limit has put on hold."""
 
     id: int
     machine: str
@@ -53,18 +60,18 @@ class Admitted:
 
     claims: list[Claim]
     held: list[Held]
-    left: int  # neither claimed nor held: to be looked at again
-    queues: list[str]  # of others that go on by it
-    wait: float | None  # seconds until the first line of tokens moves
+    left: int  # neither claimed nor held: to be tried again
+    queues: list[str]  # of other rows that may run because of it
+    wait: float | None  # seconds until the first wait queue for tokens moves
 
 
 async def admit(db: Database, worker_id: int, queue: str, ids: Sequence[int]) -> Admitted:
-    """Claim those of the rows that may run by their limits, and put the others aside."""
+    """Claim those of the rows that their limits admit, and put the others on hold."""
     async with db.transaction() as session:
-        locked = {(kind, key) for kind, key, _ in await session.fetch("limits/lock_rows", ids)}
+        locked = {(kind, key) for kind, key in await session.fetch("limits/lock_rows", ids, queue)}
         if not locked:
             return Admitted([], [], len(ids), [], None)
-        candidates, gates, buckets = _seen(await session.fetch("limits/look", ids, queue))
+        candidates, gates, buckets = _seen(await session.fetch("limits/read_candidates", ids, queue))
         ready = [row for row in candidates if _is_locked(row, locked)]
         decided = decide(ready, gates, buckets)
         changed = {key: bucket for key, bucket in buckets.items() if bucket.is_changed}
@@ -123,87 +130,132 @@ def _claim(row: Row, worker_id: int, queue: str) -> Claim:
         step=row["step"], attempt=row["attempt"], crashes=row["crashes"], tenant=row["tenant"], key=row["key"],
         concurrency_key=row["concurrency_key"], queue=queue, claimed_at=row["claimed_at"], has_inbox=row["has_inbox"],
         awaits=tuple(row["awaits"] or ()), parent_id=row["parent_id"], round=row["round"], priority=row["priority"],
-        needs=Needs(row["concurrency_limit"], row["own_limit"], row["rate_limit"], row["weight"]),
+        needs=LimitRequirement(row["concurrency_limit"], row["own_limit"], row["rate_limit"], row["weight"]),
         unit_id=row["await_unit_id"],
     )  # fmt: skip
 
 
-async def free(db: Queryable, keys: Iterable[str], *, room: Room = Room.MADE) -> list[str]:
-    """Let the next ones behind each limit go: one for each time it is named, or as many as there is room for.
+async def free(db: Queryable, keys: Iterable[str], *, room: SlotSource = SlotSource.MADE) -> list[str]:
+    """Admit the first rows that wait for each limit: one for each time it is named, or as many as there are slots.
 
-    Locks the limits first; returns the queues of those that go.
+    Locks the limits first; returns the queues of the admitted rows.
     """
     counts = Counter(keys)
     if not counts:
         return []
     await db.fetch("limits/lock", list(counts))
-    most = [_most(room, number) for number in counts.values()]
-    rows = await db.fetch("limits/free", list(counts), most, room is Room.FOUND)
+    most = [_most(room, number, len(counts)) for number in counts.values()]
+    rows = await db.fetch("limits/admit_waiting", list(counts), most, room is SlotSource.FOUND)
     return [row["queue"] for row in rows]
 
 
-def _most(room: Room, named: int) -> int | None:
+async def admit_waiting(db: Queryable, keys: Iterable[str]) -> list[str]:
+    """Admit the first rows that wait for each limit, one for each time it is named; returns their queues. One
+    statement, for slots that a fast commit has released."""
+    counts = Counter(keys)
+    rows = await db.fetch("limits/admit_waiting_fast", list(counts), list(counts.values()))
+    return [row["queue"] for row in rows]
+
+
+def _most(room: SlotSource, named: int, lines: int) -> int | None:
     match room:
-        case Room.MADE:
+        case SlotSource.MADE:
             return named
-        case Room.ALL:
+        case SlotSource.ALL:
             return None
-        case Room.FOUND:
-            return FULL_LOOK
+        case SlotSource.FOUND:
+            return max(min(FULL_LOOK, FOUND_AT_ONCE // lines), 1)
         case _:
             assert_never(room)
 
 
 def named(rows: Iterable[Row]) -> list[str]:
-    """The concurrency limits of rows that took no slot, or gave one back."""
+    """The concurrency limits of rows that took no slot, or released one."""
     return [row["concurrency_limit"] for row in rows if row["concurrency_limit"] is not None]
 
 
-async def flow(db: Database, keys: Sequence[str], *, rouse: bool = False) -> tuple[list[str], float | None]:
-    """Let go whom there are tokens for by now; returns the queues, and the seconds to the next one. With `rouse` lines
-    are looked at before their time."""
+async def admit_due(db: Database, keys: Sequence[str], *, rouse: bool = False) -> tuple[list[str], float | None]:
+    """Admit rows for which there are tokens by now; returns the queues, and the seconds to the next one. With `rouse`,
+    wait queues are checked before their time."""
     async with db.transaction() as session:
         await session.fetch("limits/lock_rates", keys)
         if rouse:
-            await session.fetch("limits/rouse", keys)
-        [(queues, wait)] = await session.fetch("limits/flow", keys)
+            await session.fetch("limits/wake_rates", keys)
+        [(queues, wait)] = await session.fetch("limits/admit_due", keys)
     return list(queues), wait
 
 
 async def declare(db: Database, declared: Sequence[Limit]) -> set[str]:
-    """Make limits known as the code declares them, and let go what they let go; returns the queues to wake."""
+    """Write limits as the code declares them, and admit what they admit; returns the queues to wake."""
     if not declared:
-        return await unhold(db)
-    async with db.transaction() as session:
+        return await admit_held(db)
+    async with db.transaction(is_long=True) as session:
         changed = await session.fetch("limits/declare", *_columns(declared))
-        queues = await _let_go(session, [(row["kind"], row["name"]) for row in changed])
-    return queues | await unhold(db)
+    queues = await _admit_next(db, [(row["kind"], row["name"]) for row in changed])
+    return queues | await admit_held(db)
 
 
-async def introduce(db: Queryable, declared: Sequence[Limit]) -> None:
-    """Make limits known that the database does not know yet."""
+async def declare_missing(db: Queryable, declared: Sequence[Limit]) -> None:
+    """Write limits that the database does not have yet."""
     if declared:
-        await db.fetch("limits/introduce", *_columns(declared))
+        await db.fetch("limits/declare_missing", *_columns(declared))
 
 
-async def unhold(db: Queryable) -> set[str]:
-    """Let go what waited for a limit that was missing, or too small; returns the queues."""
+async def admit_held(db: Queryable) -> set[str]:
+    """Admit rows that waited for a limit that was missing, or too small; returns the queues."""
     queues: set[str] = set()
+    after: Aside | None = FIRST
+    while after is not None:
+        let_go, after = await unhold_page(db, after)
+        queues.update(let_go)
+    return queues
+
+
+async def unhold_page(db: Queryable, after: Aside) -> tuple[list[str], Aside | None]:
+    """Admit a page of those rows, as far as they fit by now; returns the queues, and where the next page starts."""
+    [(queues, hold, id_)] = await db.fetch("limits/admit_held", *after, PAGE)
+    return list(queues), None if hold is None else (hold, id_)
+
+
+async def _admit_next(db: Database, changed: Sequence[tuple[str, str]]) -> set[str]:
+    """Admit from the wait queues of changed limits as far as there are slots; the timers check those for tokens.
+
+    A few wait queues at a time: limits share the rows that are locked for them, and others wait for each as long as one
+    transaction takes. If this is cut off, the reaper finds the wait queues.
+    """
+    queues: set[str] = set()
+    for kind, name in changed:
+        if kind == "rate":
+            await _hasten(db, name)
+            continue
+        async for lines in _lines(db, name):
+            for first in range(0, len(lines), LINES_AT_ONCE):
+                async with db.transaction(is_long=True) as session:
+                    queues.update(await free(session, lines[first : first + LINES_AT_ONCE], room=SlotSource.ALL))
+    return queues
+
+
+async def _hasten(db: Database, name: str) -> None:
+    """Let the timers check the wait queues of a rate limit, page by page."""
+    after: str | None = None
     while True:
-        rows = await db.fetch("limits/unhold")
-        queues.update(row["queue"] for row in rows)
-        if len(rows) < FULL_UNHOLD:
-            return queues
+        async with db.transaction(is_long=True) as session:
+            rows = await session.fetch("limits/recheck_rates", name, after, PAGE)
+        if not rows:
+            return
+        after = rows[0]["last"]
 
 
-async def _let_go(session: Session, changed: Sequence[tuple[str, str]]) -> set[str]:
-    """Let the lines of changed limits go as far as there is room; those of tokens are looked at by the timers."""
-    rates = [name for kind, name in changed if kind == "rate"]
-    if rates:
-        await session.fetch("limits/hasten", rates)
-    slots = [name for kind, name in changed if kind == "concurrency"]
-    lines = [row["key"] for row in await session.fetch("limits/find_lines", slots)] if slots else []
-    return set(await free(session, lines, room=Room.ALL))
+async def _lines(db: Database, name: str) -> AsyncIterator[list[str]]:
+    """The wait queues of a concurrency limit, page by page."""
+    after: str | None = None
+    while True:
+        async with db.transaction(is_long=True) as session:
+            lines = [row["key"] for row in await session.fetch("limits/find_waiting", name, after, PAGE)]
+        yield lines
+        if len(lines) < PAGE:
+            return
+        after = lines[-1]
 
 
 def _columns(declared: Sequence[Limit]) -> tuple[list[object], ...]:
@@ -217,13 +269,16 @@ def _columns(declared: Sequence[Limit]) -> tuple[list[object], ...]:
 
 
 async def prune(db: Queryable) -> None:
-    """Delete buckets that are full again."""
-    await db.fetch("limits/prune")
+    """Delete buckets that are full again, page by page."""
+    after: str | None = ""
+    while after is not None:
+        rows = await db.fetch("limits/prune", after, PAGE)
+        after = rows[0]["last"] if rows else None
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """A limit as operators see it: as it is, as the code declares it, and who runs and waits behind all its parts."""
+    """A limit as operators see it: as it is, as it is declared, and how many rows run and wait in all its parts."""
 
     kind: LimitKind
     name: str
@@ -236,40 +291,37 @@ class LimitRow:
     declared_n: int
     declared_per: timedelta | None
     declared_burst: int | None
-    executing: int | None  # by a rate limit nobody counts them
+    executing: int | None  # not counted for a rate limit
     waiting: int
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is another one than the code declares."""
+        """Whether it differs from what the code declares."""
         return (self.n, self.per, self.burst) != (self.declared_n, self.declared_per, self.declared_burst)
 
 
-async def list_all(db: Queryable) -> list[LimitRow]:
-    return [LimitRow(*row) for row in await db.fetch("limits/list")]
+async def list_all(db: Database) -> list[LimitRow]:
+    async with db.transaction(is_long=True) as session:
+        return [LimitRow(*row) for row in await session.fetch("limits/list")]
 
 
 async def change(
     db: Database, kind: LimitKind, name: str, n: int | None, per: timedelta | None, burst: int | None, by: str | None
 ) -> set[str]:
-    """Change a limit, once admissions under way have ended, and let go what it lets go; returns the queues to wake."""
-    async with db.transaction() as session:
-        await _lock_name(session, kind, name)
-        await session.fetch("limits/set", kind, name, n, per, burst, by)
-        queues = await _let_go(session, [(kind, name)])
-    return queues | await unhold(db)
+    """Change a limit, wait for the end of admissions by the old one, and admit what the new one admits; returns the
+    queues to wake."""
+    await db.fetch("limits/set", kind, name, n, per, burst, by)
+    return await _after_change(db, kind, name)
 
 
 async def reset(db: Database, kind: LimitKind, name: str) -> set[str]:
-    """Let a limit be as declared, once admissions under way have ended, and let go what it lets go; returns the queues
-    to wake."""
-    async with db.transaction() as session:
-        await _lock_name(session, kind, name)
-        await session.fetch("limits/reset", kind, name)
-        queues = await _let_go(session, [(kind, name)])
-    return queues | await unhold(db)
+    """Reset a limit to what is declared, wait for the end of admissions by the old one, and admit what the new one
+    admits; returns the queues to wake."""
+    await db.fetch("limits/reset", kind, name)
+    return await _after_change(db, kind, name)
 
 
-async def _lock_name(session: Session, kind: LimitKind, name: str) -> None:
-    """Wait for admissions under way, and let none begin before the change is committed."""
-    await session.fetch("limits/lock_name", "limit" if kind == "concurrency" else "rate", name)
+async def _after_change(db: Database, kind: LimitKind, name: str) -> set[str]:
+    """Admissions by the old limit have ended: the rows that they put on hold are seen here."""
+    await claims_ended(db)
+    return await _admit_next(db, [(kind, name)]) | await admit_held(db)

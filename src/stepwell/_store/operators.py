@@ -2,62 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from stepwell._core.codec import encode_value
-from stepwell._core.needs import Needs
-from stepwell._store import children, keys, limits, units
-from stepwell._store.database import Database, Session
+from stepwell._core.limits.requirement import LimitRequirement
+from stepwell._core.serialization.codec import encode_value
+from stepwell._store import await_units, children, limits, signals
+from stepwell._store.await_units import Dropped
+from stepwell._store.connection.pool import Database, Row, Session
 from stepwell.errors import InvalidInput
+
+Item = TypeVar("Item")
+
+
+PAGE = 5_000  # rows that one statement of a cancel finds, locks or ends
+MOST_KEYS = 1_000  # concurrency keys that one transaction locks: the server has room for some thousand locks
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """What a cancel did: rows that ended, and the queues of parents and key neighbours that go on."""
 
-    ids: list[int]
-    watched: list[int]
-    executing: list[tuple[int, int]]  # with their new fences
-    queues: list[str]
+    ids: list[int] = field(default_factory=list)
+    watched: list[int] = field(default_factory=list)
+    executing: list[tuple[int, int]] = field(default_factory=list)  # with their new fences
+    queues: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)  # keys that are still to be passed on: too many for one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a cancel concerns: rows that have not ended, their keys and their parents."""
+
+    ids: list[int] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    parents: set[int] = field(default_factory=set)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.ids.append(row["id"])
+            if row["concurrency_key"] is not None:
+                self.keys.add(row["concurrency_key"])
+            if row["parent_id"] is not None:
+                self.parents.add(row["parent_id"])
 
 
 async def cancel(db: Database, root: int, *, cascade: bool, reason: str, by: str | None) -> Cancelled:
     """Cancel an instance and what is below it, until nothing below it lives."""
-    total = Cancelled([], [], [], [])
+    total = Cancelled()
     while True:
         async with db.transaction(anew=True) as session:
             ended = await _cancel_once(session, root, cascade=cascade, reason=reason, by=by)
-        for field in ("ids", "watched", "executing", "queues"):
-            getattr(total, field).extend(getattr(ended, field))
+        for name in ("ids", "watched", "executing", "queues"):
+            getattr(total, name).extend(getattr(ended, name))
+        for keys in _pages(ended.held, MOST_KEYS):
+            total.queues.extend(await await_units.free_apart(db, Dropped(keys)))
         if not ended.ids or not cascade:
             return total
 
 
 async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: str, by: str | None) -> Cancelled:
-    found = [(id_, key, parent) for id_, key, parent in await session.fetch("operators/find_subtree", root, cascade)]
-    if not found:
-        return Cancelled([], [], [], [])
-    ids = [id_ for id_, _, _ in found]
-    held = [key for _, key, _ in found if key is not None]
-    parents = [parent for _, _, parent in found if parent is not None]
-    await lock(session, [*ids, *parents])
-    error = encode_value({"type": "Cancelled", "message": reason, "traceback": None}, "reason")
-    rows = await session.fetch("operators/cancel", ids, error, _note("cancel", by, reason))
-    await units.close(session, ids)
+    found = await _find(session, root, cascade=cascade)
+    ended = Cancelled()
+    if not found.ids:
+        return ended
+    for page in _pages(sorted({*found.ids, *found.parents})):
+        await lock(session, page)
+    rows = await _end(session, sorted(found.ids), reason=reason, by=by)
+    ended.ids.extend(row["id"] for row in rows)
+    ended.watched.extend(row["id"] for row in rows if row["watched"])
+    ended.executing.extend((row["id"], row["fence"]) for row in rows if row["was_executing"])
+    dropped = [await await_units.close(session, page) for page in _pages(ended.ids)]
     ends = [(row["joins"], row["parent_round"]) for row in rows if row["joins"] is not None]
-    queues = await children.join(session, ends) if ends else []
-    queues += (await units.end_items(session, [(row["continues"], False) for row in rows])).queues
-    if held:  # locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key
-        await keys.lock(session, held)
-        queues += await keys.free(session, held)
-    queues += await limits.free(session, limits.named(rows))
-    return Cancelled(
-        [row["id"] for row in rows],
-        [row["id"] for row in rows if row["watched"]],
-        [(row["id"], row["fence"]) for row in rows if row["was_executing"]],
-        queues,
-    )
+    for counted in _pages(ends):
+        ended.queues.extend(await children.join(session, counted))
+    items = sorted(row["continues"] for row in rows if row["continues"] is not None)
+    for units_ in _pages(items):
+        settled = await await_units.end_items(session, [(unit_id, False) for unit_id in units_])
+        ended.queues.extend(settled.queues)
+        dropped.append(settled.dropped)
+    # Locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key.
+    held = sorted(found.keys.union(*(each.keys for each in dropped)))
+    if len(held) > MOST_KEYS:
+        ended.held.extend(held)
+        held = []
+    slots = [name for each in dropped for name in each.limits]
+    ended.queues.extend(await await_units.free(session, Dropped(held, limits.named(rows) + slots)))
+    return ended
+
+
+async def _end(session: Session, ids: Sequence[int], *, reason: str, by: str | None) -> list[Row]:
+    """End locked rows, before anything is counted at them: a retry must find what they were doing."""
+    error = encode_value({"type": "Cancelled", "message": reason, "traceback": None}, "reason")
+    rows: list[Row] = []
+    for page in _pages(ids):
+        rows += await session.fetch("operators/cancel", page, error, _note("cancel", by, reason))
+    return rows
+
+
+async def _find(session: Session, root: int, *, cascade: bool) -> _Found:
+    """Find what a cancel concerns: in one statement, or a large tree level by level, in pages."""
+    found = _Found()
+    is_large = False
+    if cascade:
+        [(is_large,)] = await session.fetch("operators/count_subtree", root, PAGE)
+    found.add(await session.fetch("operators/find_subtree", root, cascade and not is_large))
+    level = [root] if is_large else []
+    while level:
+        below: list[int] = []
+        for parents in _pages(level):
+            below += await _find_children(session, parents, found)
+        for asking in _pages(below):
+            await _find_items(session, asking, found)
+        level = below
+    return found
+
+
+async def _find_children(session: Session, parents: Sequence[int], found: _Found) -> list[int]:
+    """All children of these, also those that have ended: what is below them may live."""
+    children_: list[int] = []
+    after = (-1, -1)
+    while True:
+        rows = await session.fetch("operators/find_children", parents, *after, PAGE)
+        children_ += [row["id"] for row in rows]
+        found.add(row for row in rows if not row["has_ended"])
+        if len(rows) < PAGE:
+            return children_
+        parents = parents[parents.index(rows[-1]["parent_id"]) :]
+        after = (rows[-1]["parent_round"], rows[-1]["child_index"])
+
+
+async def _find_items(session: Session, asking: Sequence[int], found: _Found) -> None:
+    after = 0
+    while True:
+        rows = await session.fetch("operators/find_items", asking, after, PAGE)
+        found.add(rows)
+        if len(rows) < PAGE:
+            return
+        asking = asking[asking.index(rows[-1]["parent_id"]) :]
+        after = rows[-1]["id"]
+
+
+def _pages(items: Sequence[Item], size: int | None = None) -> Iterator[Sequence[Item]]:
+    most = size or PAGE
+    for first in range(0, len(items), most):
+        yield items[first : first + most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +165,12 @@ async def retry(
 
     One that ended at a question that nobody answered asks it again.
     """
-    async with db.transaction() as session:
+    async with db.transaction(is_long=True) as session:
         await _count_in(session, instance_id, parent_id)
         rows = await session.fetch("operators/retry", instance_id, _note("retry", by, reason))
         if not rows:
             return None
-        asked = await units.reopen(session, instance_id)
+        asked = await await_units.reopen(session, instance_id)
     return Retried([rows[0]["queue"]], ()) if asked is None else Retried(asked.queues, asked.transports)
 
 
@@ -89,7 +179,7 @@ async def _count_in(session: Session, instance_id: int, parent_id: int | None) -
     if parent_id is None:
         return
     await lock(session, [parent_id, instance_id])
-    item = await units.count_in(session, instance_id)
+    item = await await_units.recount_item(session, instance_id)
     if item is not None and not item[1]:
         raise InvalidInput("target", f"instance {instance_id} is one item of instance {parent_id}, which does not wait "
                            f"for it any more; retry {parent_id}: it runs again what has failed of its items")
@@ -101,10 +191,12 @@ async def lock(session: Session, ids: Sequence[int]) -> None:
 
 
 async def restart(
-    db: Database, instance_id: int, parent_id: int | None, step: str, state: str | None, key: str | None, needs: Needs,
+    db: Database, instance_id: int, parent_id: int | None, step: str, state: str | None, key: str | None,
+    needs: LimitRequirement,
     *, reason: str | None, by: str | None,
 ) -> tuple[list[str], int | None]:  # fmt: skip
     """Put an instance at a step; returns the queues to wake, and its new fence if it was executing."""
+    await signals.sweep(db, [instance_id])  # of one that is done
     async with db.transaction(anew=True) as session:
         await _count_in(session, instance_id, parent_id)
         rows = await session.fetch(
@@ -112,11 +204,10 @@ async def restart(
             needs.concurrency_limit, needs.rate_limit, needs.weight,
         )  # fmt: skip
         queues = [row["queue"] for row in rows]
-        await units.close(session, [instance_id])
-        if key is not None:  # locked last, as in a cancel
-            await keys.lock(session, [key])
-            queues += await keys.free(session, [key])
-        queues += await limits.free(session, [row["held_limit"] for row in rows if row["held_limit"] is not None])
+        dropped = await await_units.close(session, [instance_id])
+        held_limits = [limit for row in rows if (limit := row["held_limit"]) is not None]
+        left = Dropped([] if key is None else [key], held_limits)
+        queues += await await_units.free(session, left + dropped)  # locked last, as in a cancel
     return queues, next((row["fence"] for row in rows if row["was_executing"]), None)
 
 

@@ -16,14 +16,14 @@ begin
   if not found and exists (select from stepwell.instances i where i.id = _answer_one.instance_id) then
     return;
   end if;
-  select a.* into judged from stepwell._interactions_admit(_answer_one.answer) a;
+  select a.* into judged from stepwell._interactions_complete(_answer_one.answer) a;
   if not found then
     return;
   end if;
   queues := '{}';
   if judged.verdict = 'admitted' then
     select s.* into settled
-    from stepwell._units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
+    from stepwell._await_units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
                                 array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
     queues := settled.queues || judged.continues_in;
     transports := settled.transports;
@@ -36,30 +36,222 @@ begin
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._array_problem(root jsonb, schema jsonb, value jsonb, path text)
- RETURNS text
+CREATE OR REPLACE FUNCTION stepwell._array_problem(root jsonb, schema jsonb, value jsonb, INOUT budget integer, OUT place text, OUT problem text)
+ RETURNS record
  LANGUAGE plpgsql
  STABLE
 AS $function$
 declare
-  first constant integer := coalesce(jsonb_array_length(schema -> 'prefixItems'), 0);
+  first constant jsonb := schema -> 'prefixItems';
+  others constant jsonb := schema -> 'items';
   part record;
-  problem text;
+  judged record;
 begin
   if jsonb_array_length(value) < (schema ->> 'minItems')::integer then
-    return format('%s: has %s items, at least %s are expected', path, jsonb_array_length(value), schema ->> 'minItems');
+    problem := format('has %s items, at least %s are expected', jsonb_array_length(value), schema ->> 'minItems');
+    return;
   elsif jsonb_array_length(value) > (schema ->> 'maxItems')::integer then
-    return format('%s: has %s items, at most %s are allowed', path, jsonb_array_length(value), schema ->> 'maxItems');
+    problem := format('has %s items, at most %s are allowed', jsonb_array_length(value), schema ->> 'maxItems');
+    return;
+  elsif first is null and (others is null or others = 'true') then
+    return;
   end if;
-  for part in select a.value, a.place - 1 as index from jsonb_array_elements(value) with ordinality a(value, place) loop
-    problem := stepwell._schema_problem(
-      root, case when part.index < first then schema -> 'prefixItems' -> part.index::integer else schema -> 'items' end,
-      part.value, format('%s[%s]', path, part.index));
-    if problem is not null then
-      return problem;
+  for part in select a.value, a.place::integer - 1 as index
+              from jsonb_array_elements(value) with ordinality a(value, place) loop
+    judged := stepwell._schema_problem(root, coalesce(first -> part.index, others), part.value, budget);
+    budget := judged.budget;
+    if judged.problem is not null then
+      place := right(format('[%s]%s', part.index, judged.place), 1000);
+      problem := judged.problem;
+      return;
     end if;
   end loop;
-  return null;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._await_units_close(bigint[])
+ RETURNS TABLE(id bigint)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Close the open units of instances that have ended or continue elsewhere. Run after the instances were locked.
+-- Keeps: a unit that has ended stays as it is; no interaction stays open (large units: as await_units/settle.sql).
+-- Index: await_units_open, interactions_item.
+-- Locks: units, then interactions.
+-- Returns: the closed units that have continuations (await_units/drop_items.sql cancels them).
+with closed as (
+  update stepwell.await_units u
+  set status = 'cancelled', finished_at = stepwell.now(), continuing = 0
+  where u.instance_id = any ($1::bigint[]) and u.status = 'waiting'
+  returning u.id, u.item_step, u.opened
+), sized as materialized (
+  select c.id, c.item_step,
+         c.opened <= 1000
+           and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small
+  from closed c
+), left_open as (
+  insert into stepwell.cleanups (unit_id)
+  select s.id from sized s where not s.is_small
+  on conflict (unit_id) do nothing
+  returning pg_notify('stepwell_cleanup', '')
+), dropped as (
+  update stepwell.interactions q
+  set status = 'cancelled', finished_at = stepwell.now()
+  where q.unit_id = any (array(select s.id from sized s where s.is_small))
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
+)
+select s.id from sized s where s.is_small and s.item_step is not null;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._await_units_drop_items(bigint[])
+ RETURNS TABLE(id bigint, concurrency_key text, concurrency_limit text, revoked text, settled text)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Cancel continuations of units that have ended, since nothing waits for them any more. Run after the instances that
+-- asked were locked, so that no continuation is added.
+-- Keeps: the fence grows, so that an outcome in flight is rejected. A row that another transaction holds right now (it
+--   is being claimed, or is in a caller's transaction) is skipped: its end is counted nowhere.
+-- Index: instances_continuing, driven from the units; the primary keys.
+-- Locks: the rows, skip locked.
+-- Returns: the cancelled rows, with what they held or waited for, so that the caller admits the next ones. Their
+--   workers and waiting clients are notified with the commit, since that is rare.
+with live as materialized (
+  select l.id, l.was
+  from unnest($1::bigint[]) as u(id)
+  cross join lateral (
+    select i.id, i.status as was
+    from stepwell.instances i
+    where i.continues_unit_id = u.id and i.status not in ('done', 'failed', 'cancelled')
+    for no key update skip locked
+  ) l
+), cancelled as (
+  update stepwell.instances i
+  set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
+      dropped_fence = case when i.status = 'executing' then i.fence else i.dropped_fence end,
+      worker_id = null, slot = null, hold = null, hold_reason = null, joined = true
+  from live l
+  where i.id = any (array[l.id])
+  returning i.id, i.fence, i.watched, l.was = 'executing' as was_executing, i.concurrency_key, i.concurrency_limit
+), stored as (
+  update stepwell.instance_data d
+  set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
+                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
+  from cancelled c
+  where d.id = any (array[c.id])
+)
+select c.id, c.concurrency_key, c.concurrency_limit,
+       case when c.was_executing then pg_notify('stepwell_revoked', c.id || ' ' || c.fence)::text end as revoked,
+       case when c.watched then pg_notify('stepwell_settled', c.id::text)::text end as settled
+from cancelled c;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._await_units_settle(bigint[], integer[], integer[], text[], boolean[], integer[], integer[])
+ RETURNS TABLE(queues text[], transports text[], next_deadline double precision, dropped bigint[])
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Count resolved interactions at their units; end units that have nothing open or have timed out; send the next items
+-- of a window; wake instances. $2: interactions that ended; $3: those of them that were out; $4: what ends a unit early
+-- ('timed_out', 'failed'), if it has one interaction or is to fail; $5: its last item was appended; $6, $7:
+-- continuations started and ended.
+-- Keeps: the first end of a unit stands. A unit that ended early leaves nothing open (clean_up.sql closes units with
+--   more than 1,000 interactions, or beyond 5,000 in all; no statement takes those for open). An instance wakes once,
+--   only from its own unit, also if the unit ended before it parked. Continuations are counted while the unit waits;
+--   one that fails ends the unit, and so does an interaction that cannot be sent, unless the unit continues without
+--   missing replies. Run after another statement has locked the instances.
+-- Index: the primary keys, interactions_queued, interactions_item. See docs/internals/sql-plans.md.
+-- Locks: units, then interactions, then the instances (locked already).
+-- Returns: one row: the queues of woken instances, the transports with something to send, the seconds to the first
+--   deadline of what is sent, and units that ended early with continuations (await_units/drop_items.sql).
+with given as materialized (
+  -- The new counts and status of each unit.
+  select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
+         least(u."window" - (u.in_flight - g.returned),
+               u.opened - u.resolved - g.resolved - (u.in_flight - g.returned)) as room,
+         g.resolved, u.continuing + g.continues - g.continued as continuing,
+         case
+           when u.status <> 'waiting' then u.status
+           when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
+           when g.ended = 'failed' and (u."window" is null or g.continued > 0
+                                      or u.item_step is not null and u.on_timeout = 'fail') then 'failed'
+           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened
+             and u.continuing + g.continues - g.continued = 0 then 'completed'
+           else 'waiting'
+         end as status
+  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[], $6::integer[], $7::integer[])
+       as g(unit_id, resolved, returned, ended, is_filled, continues, continued)
+  join stepwell.await_units u on u.id = any (array[g.unit_id])
+  where u.status || '' = 'waiting' or g.is_filled
+  order by g.unit_id
+), counted as (
+  update stepwell.await_units u
+  set resolved = u.resolved + g.resolved,
+      in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
+      is_filled = u.is_filled or g.is_filled,
+      continuing = case when g.status = 'waiting' then g.continuing else 0 end,
+      status = g.status,
+      finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.instant()) end
+  from given g
+  where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
+  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport, u.item_step, u.opened,
+            case when g.status = 'waiting' then g.room end as room
+), early as materialized (
+  -- Units that ended early, and whether they are small enough to be closed here.
+  select c.id, c.item_step,
+         c.opened <= 1000
+           and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small
+  from counted c
+  where c.status in ('timed_out', 'failed')
+), left_open as (
+  insert into stepwell.cleanups (unit_id)
+  select e.id from early e where not e.is_small
+  on conflict (unit_id) do nothing
+  returning pg_notify('stepwell_cleanup', '')
+), closed as (
+  update stepwell.interactions q
+  set status = 'cancelled', finished_at = stepwell.instant()
+  where q.unit_id = any (array(select e.id from early e where e.is_small))
+    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
+), next_ones as materialized (
+  -- Queued interactions for which the window has room.
+  select n.id, c.is_sent, c.timeout
+  from counted c
+  cross join lateral (
+    select q.id
+    from stepwell.interactions q
+    where q.unit_id = c.id and q.status = 'queued'
+    order by q.item
+    limit c.room
+  ) n
+  where c.room > 0
+), released as (
+  update stepwell.interactions q
+  set status = case when n.is_sent then 'waiting' else 'dispatched' end, deadline = stepwell.instant() + n.timeout,
+      next_at = stepwell.instant()
+  from next_ones n
+  where q.id = any (array[n.id])
+  returning case when n.is_sent then q.transport end as transport, n.timeout
+), woken as (
+  update stepwell.instances i
+  set status = 'runnable', due_at = stepwell.instant(), updated_at = stepwell.instant()
+  from counted c
+  where i.id = any (array[c.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = c.id
+    and c.status <> 'waiting'
+  returning i.queue
+)
+select array(select w.queue from woken w) as queues,
+       array(select distinct r.transport from released r where r.transport is not null) as transports,
+       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline,
+       array(select e.id from early e where e.is_small and e.item_step is not null) as dropped;
 end
 $function$;
 
@@ -93,18 +285,29 @@ CREATE OR REPLACE FUNCTION stepwell._check_shape(what text, given jsonb, fields 
  LANGUAGE plpgsql
 AS $function$
 declare
+  value constant jsonb := given #> '{}';  -- decompressed, as it may be stored compressed
+  most constant integer := 10000;
+  most_bytes constant integer := 4 * 33554432 + 1024;  -- in jsonb, where a value takes up to four times its text
   bad record;
 begin
-  if given is null or jsonb_typeof(given) <> 'array' then
+  if value is null or jsonb_typeof(value) <> 'array' then
     perform stepwell._refuse('SW001', what, 'expected an array of objects');
+  elsif pg_column_size(value) > most_bytes then
+    perform stepwell._refuse('SW004', what, format(
+      '%s bytes are more than %s, the most of one call; send them in several calls',
+      pg_column_size(value), most_bytes));
+  elsif jsonb_array_length(value) > most then
+    perform stepwell._refuse('SW004', what, format(
+      '%s are more than %s, the most of one call; send them in several calls', jsonb_array_length(value), most));
   end if;
   select format('%s[%s]', what, e.place - 1) as entry, jsonb_typeof(e.entry) as type, f.key,
          jsonb_typeof(f.value) as got
   into bad
-  from jsonb_array_elements(given) with ordinality as e(entry, place)
+  from (select * from jsonb_array_elements(value) with ordinality as a(entry, place) order by a.place) e
   cross join lateral jsonb_each(case jsonb_typeof(e.entry) when 'object' then e.entry else '{"": 0}' end) f
   where not fields ? f.key or jsonb_typeof(f.value) not in (fields ->> f.key, 'null')
-  order by e.place, f.key
+    or case when fields ->> f.key = 'number' and jsonb_typeof(f.value) = 'number'
+            then abs(f.value::numeric) >= 1e20 or scale(f.value::numeric) > 100 end
   limit 1;
   if not found then
     return;
@@ -114,6 +317,8 @@ begin
     perform stepwell._refuse('SW001', bad.key, format(
       'is unknown (known: %s) (in %s)', (select string_agg(f, ', ' order by f) from jsonb_object_keys(fields) f),
       bad.entry));
+  elsif fields ->> bad.key = bad.got then
+    perform stepwell._refuse('SW001', bad.key, format('is a number of too many digits (in %s)', bad.entry));
   end if;
   perform stepwell._refuse('SW001', bad.key,
                            format('expected %s, got %s (in %s)', fields ->> bad.key, bad.got, bad.entry));
@@ -127,9 +332,12 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Count ended children at their parents, and let parents go on that wait for no more.
--- Run in the transaction that ended the children, after lock_parents.sql. Keeps: a child of an earlier round counts
---   nowhere. Index: the primary key. Locks: the parents (ours already). Returns: id and queue of parents that go on.
+-- Count ended children at their parents, and wake parents when their last child has ended.
+-- Keeps: a child of an earlier round is not counted. Run in the transaction that ended the children, after
+--   children/lock_parents.sql.
+-- Index: the primary key.
+-- Locks: the parents (locked already).
+-- Returns: id and queue of the woken parents.
 with ends as materialized (
   select e.parent_id, e.parent_round, count(*)::integer as number
   from unnest($1::bigint[], $2::integer[]) as e(parent_id, parent_round)
@@ -140,7 +348,7 @@ with ends as materialized (
       status = case when i.status = 'awaiting_children' and i.children_pending <= e.number
                     then 'runnable' else i.status end,
       due_at = case when i.status = 'awaiting_children' and i.children_pending <= e.number
-                    then stepwell.now() else i.due_at end
+                    then stepwell.instant() else i.due_at end
   from ends e
   where i.id = any (array[e.parent_id]) and i.round = e.parent_round
   returning i.id, i.queue, i.status, i.hold, i.children_pending
@@ -164,7 +372,7 @@ declare
 begin
   perform set_config('synchronous_commit', 'off', true);
 
-  -- Whoever waits for a limit holds up nobody's row: a look without locks tells which limits there are to wait for.
+  -- No row is locked while a limit is waited for: read without locks which limits are needed.
   select array_agg(distinct w.concurrency_limit), bool_and(w.is_plain)
   into names, is_plain
   from (
@@ -180,11 +388,10 @@ begin
   if is_plain is null then
     return;
   end if;
+  if not stepwell._may_claim(of_queue) then
+    return;
+  end if;
   if is_plain then
-    perform pg_advisory_xact_lock_shared(n.hash)
-    from (select distinct hashtextextended('stepwell limit:' || split_part(g.name, ':', 1), 0) as hash
-          from unnest(names) as g(name)
-          order by 1) n;
     select bool_and(exists (select from stepwell.limits l where l.kind = 'concurrency' and l.name = d.name))
     into is_plain
     from (select distinct split_part(g.name, ':', 1) as name from unnest(names) as g(name)) d;
@@ -196,7 +403,7 @@ begin
   end if;
   perform stepwell._lock_limits(names);
 
-  -- What stands there by now: others may have taken some, or hold some locked. What needs anything else is missed.
+  -- The head by now: rows may have been claimed or locked meanwhile. A row that needs anything else is missed.
   select array_agg(w.id) filter (where w.is_plain), array_agg(w.concurrency_limit) filter (where w.is_plain),
          bool_and(w.is_plain)
   into ids, names, is_plain
@@ -206,7 +413,6 @@ begin
              and (i.machine || '@' || i.version) = any (labels) as is_plain
     from stepwell.instances i
     where i.queue = of_queue and i.status = 'runnable' and i.hold is null and i.share is null
-      and (select stepwell._may_claim(of_queue))
       and (passed_over = '{}' or not (i.machine || '@' || i.version) = any (passed_over))
     order by i.priority, i.due_at, i.id
     limit most
@@ -217,7 +423,7 @@ begin
     return next;
   end if;
 
-  moment := clock_timestamp();  -- a claim counts from here on: the statement may have waited for long
+  moment := clock_timestamp();  -- the claim's time: the function may have waited long
   return query
   with gates as materialized (
     select w.name, array_agg(w.id order by w.place) as ids
@@ -233,7 +439,7 @@ begin
                    where e.concurrency_limit = g.name and e.status = 'executing' and e.slot is not null) as slots
       offset 0
     ) taken
-    -- The lowest free numbers, as many as may be given; whoever gets none has null.
+    -- The lowest free numbers, as many as are free; other rows get null.
     cross join lateral unnest(g.ids, array(
       select s.slot
       from (select generate_series(1, least(l.n, cardinality(taken.slots) + cardinality(g.ids))) as slot
@@ -264,31 +470,12 @@ begin
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._correlation(tenant text, instance bigint, visit integer, item integer, key text)
+CREATE OR REPLACE FUNCTION stepwell._correlation(secret bytea, tenant text, instance bigint, visit integer, item integer, key text)
  RETURNS uuid
  LANGUAGE sql
  STABLE PARALLEL SAFE
 AS $function$
-select encode(substr(sha256(convert_to(concat_ws(E'\x1f', tenant, instance, visit, item, key), 'UTF8')), 1, 16), 'hex')::uuid
-$function$;
-
-CREATE OR REPLACE FUNCTION stepwell._instances_find_buried(bigint[])
- RETURNS TABLE(id bigint)
- LANGUAGE plpgsql
-AS $function$
-#variable_conflict use_column
-begin
-return query
--- Find, among just inserted keyed instances, those whose key was buried while we waited for its last row's deletion.
--- Run in the transaction of start.sql, with a fresh snapshot.
--- Index: the primary key, driven from the ids; tombstones, one probe per row (offset 0: never joined). Locks: none.
-select i.id
-from stepwell.instances i
-where i.id = any ($1::bigint[])
-  and exists (select from stepwell.tombstones t
-              where t.tenant = i.tenant and t.key = i.key
-              offset 0);
-end
+select encode(substr(sha256(secret || convert_to(concat_ws(E'\x1f', tenant, instance, visit, item, key), 'UTF8')), 1, 16), 'hex')::uuid
 $function$;
 
 CREATE OR REPLACE FUNCTION stepwell._instances_find_key(text, text)
@@ -298,9 +485,10 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Resolve a key: the live occupant, else the newest row that carried it.
--- Index: one probe of instances_guard, then one of instances_key, however often the key was used. Locks: none.
--- Returns: one row; its id is null if no row carries the key.
+-- Resolve a key: the live holder, else the newest row that had it.
+-- Index: one probe of instances_guard, then one of instances_key, however often the key was used.
+-- Locks: none.
+-- Returns: one row; its id is null if no row has the key.
 select coalesce(
   (select i.id from stepwell.instances i
    where i.tenant = $1 and i.key = $2 and (i.key_scope = 'forever' or i.finished_at is null)),
@@ -311,21 +499,43 @@ select coalesce(
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._instances_find_occupants(text[], text[])
+CREATE OR REPLACE FUNCTION stepwell._instances_find_key_holders(text[], text[])
  RETURNS TABLE("position" integer, id bigint)
  LANGUAGE plpgsql
 AS $function$
 #variable_conflict use_column
 begin
 return query
--- Tell who occupies keys: the live instance, or the one whose tombstone it is. Index: instances_guard, tombstones.
--- Locks: none. Returns: position and id; a key that has become free meanwhile is missing.
+-- Find what holds keys: the live instance, or the pruned one that left a tombstone.
+-- Index: instances_guard, tombstones.
+-- Locks: none.
+-- Returns: position and id; a key that has become free meanwhile is missing.
 select (k.position - 1)::integer as position, coalesce(i.id, t.instance_id) as id
 from unnest($1::text[], $2::text[]) with ordinality as k(tenant, key, position)
 left join stepwell.instances i
   on i.tenant = k.tenant and i.key = k.key and (i.key_scope = 'forever' or i.finished_at is null)
 left join stepwell.tombstones t on t.tenant = k.tenant and t.key = k.key
 where i.id is not null or t.instance_id is not null;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._instances_find_tombstoned(bigint[])
+ RETURNS TABLE(id bigint)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+begin
+return query
+-- Find, among keyed instances just inserted, those with a key that got a tombstone while the insert waited for the
+-- deletion of its last holder. Run in the transaction of instances/start.sql, with a fresh snapshot.
+-- Index: the primary key, driven from the ids; tombstones, one probe per row. See docs/internals/sql-plans.md.
+-- Locks: none.
+select i.id
+from stepwell.instances i
+where i.id = any ($1::bigint[])
+  and exists (select from stepwell.tombstones t
+              where t.tenant = i.tenant and t.key = i.key
+              offset 0);
 end
 $function$;
 
@@ -336,24 +546,26 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Insert new instances, in the order of the arrays, with their states.
--- Keeps: an entry whose key is occupied or buried is not inserted (its position is missing in the answer); keys are
---   inserted in their order, so that two batches with the same keys wait for one another in one direction only.
---   An entry without a key is always inserted; those with one are looked up in a hashed subplan, not joined: a join
---   of two CTEs is quadratic wherever the planner takes it for small.
---   $17: what each needs of limits, as in commit.sql; null for nearly every one. In a fair queue each has its share.
--- Index: instances_guard arbitrates keys; tombstones, one probe per key; queues_fair, once.
--- Locks: none but the new rows; waits for whoever is inserting the same key.
+-- Insert new instances, in the order of the arrays, with their states. $17: their limit requirements, as in
+-- instances/commit.sql; nearly always null.
+-- Keeps: an entry with a key that is held or has a tombstone is not inserted (its position is missing in the result).
+--   Keys are inserted in their order, so that two batches with the same keys wait in one direction only. Times count
+--   from the transaction, so that a batch of several statements has one; those of a child from the statement, because a
+--   transactional step's transaction is as old as the step. In a fair queue each row has its share.
+-- Index: instances_guard arbitrates keys; tombstones, one probe per key; queues_fair, once. Keys are looked up in a
+--   hash, not joined: see docs/internals/sql-plans.md.
+-- Locks: none but the new rows; waits for transactions that insert the same key.
 -- Returns: position, id, queue, and whether it waits for its due time.
 with entries as materialized (
-  select e.*, nextval('stepwell.instances_id_seq') as id,
-         coalesce(e.at, stepwell.now() + e.delay, stepwell.now()) as due_at
+  select e.*, m.moment, nextval('stepwell.instances_id_seq') as id,
+         coalesce(e.at, m.moment + e.delay, m.moment) as due_at
   from unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::smallint[], $6::interval[], $7::timestamptz[],
               $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::integer[],
               $15::integer[], $16::boolean[], $17::text[])
        with ordinality as e(machine, version, step, queue, priority, delay, at,
                             tenant, key, key_scope, concurrency_key, state, parent_id, parent_round, child_index,
-                            unchecked, needs, position)
+                            unchecked, needs, position),
+       lateral (select case when e.parent_id is null then stepwell.now() else stepwell.instant() end) as m(moment)
   order by e.position
 ), inserted as (
   insert into stepwell.instances
@@ -362,8 +574,8 @@ with entries as materialized (
      share)
   overriding system value
   select id, machine, version, step, queue, priority, due_at,
-         case when due_at > stepwell.now() then 'due' end, tenant, key, key_scope, concurrency_key,
-         parent_id, parent_round, child_index, stepwell.now(), stepwell.now(),
+         case when due_at > moment then 'due' end, tenant, key, key_scope, concurrency_key,
+         parent_id, parent_round, child_index, moment, moment,
          e.needs::jsonb ->> 0, e.needs::jsonb ->> 1, e.needs::jsonb ->> 2, coalesce((e.needs::jsonb ->> 3)::integer, 1),
          case when queue = any (array(select q.name from stepwell.queues q where q.fair_by is not null))
               then hashtextextended(tenant, 0) end
@@ -381,19 +593,21 @@ with entries as materialized (
   from entries e
   where e.key is null or e.id in (select id from inserted)
 )
-select (e.position - 1)::integer as position, e.id, e.queue, e.due_at > stepwell.now() as later
+select (e.position - 1)::integer as position, e.id, e.queue, e.due_at > e.moment as later
 from entries e
 where e.key is null or e.id in (select id from inserted)
 order by e.position;
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._instances_unstart(bigint[])
+CREATE OR REPLACE FUNCTION stepwell._instances_undo_start(bigint[])
  RETURNS void
  LANGUAGE plpgsql
 AS $function$
 begin
--- Take back instances that were inserted in this very transaction. Index: the primary keys. Locks: these rows.
+-- Delete instances that this very transaction has inserted.
+-- Index: the primary keys.
+-- Locks: these rows.
 with gone as (
   delete from stepwell.instances i
   where i.id = any ($1::bigint[])
@@ -405,34 +619,37 @@ where d.id = any (array[g.id]);
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._interactions_admit(json)
+CREATE OR REPLACE FUNCTION stepwell._interactions_complete(json)
  RETURNS TABLE("position" integer, verdict text, problem text, status text, unit_id bigint, was_out boolean, continues_in text)
  LANGUAGE plpgsql
 AS $function$
 #variable_conflict use_column
 begin
 return query
--- Judge answers to questions, and take those in that may be. They come as one JSON array; no question twice in it.
--- Run in a transaction that has locked their instances before this statement: nobody else ends these questions now.
--- Keeps: the order of the checks (token, answered before, closed, too late, type, which includes that a list has no
---   more than `max_items`: a step is handed all of them at once); whatever is refused changes nothing.
---   `facts` is what was sent, if a projector has made the reply of it: a repeated answer is known by that.
---   `token` has the facts of a token, which fit the question as it stands. Its signature was verified, or else `seal`
---   is its hash, one of those that were handed out. `token_key` is the id of its key; a retired one signs for nobody.
---   An answer to a unit with an `item_step` goes on by itself: an instance of the machine that asked, at that step,
---   with the item's number and the answer as its state; it is counted at the unit, and is nobody's child.
--- Index: the primary keys (|| '': no other); queues_fair, once. The retired keys are read once, and only for a token.
--- Locks: the questions that are answered.
--- Returns: per answer its place, the verdict, what is wrong with the reply, the status it found, whether the question
---   was out, and the queue in which the answer goes on by itself.
+-- Judge completions, and accept those that are valid: one JSON array, no interaction twice. Run after another statement
+-- has locked their instances, so that nothing else ends these interactions meanwhile.
+-- Keeps: the order of the checks: token, completed before, closed, late, type (which includes `max_items` of a list: a
+--   step gets all of them at once). A refused completion changes nothing, and a reply is checked only if nothing before
+--   refuses it, so that a caller without a token costs nothing. `facts` is what was sent, if a projector made the
+--   reply; a repeated completion is recognised by it. `token` must fit the interaction; its signature was verified, or
+--   `seal` is its hash, one of those stored. A retired `token_key` is refused. With an `item_step`, a reply starts a
+--   continuation (at that step, with item and reply as its state), which is counted at the unit and at no parent.
+-- Index: the primary keys; queues_fair, once; the retired keys are read once, and only for a token.
+-- Locks: the completed interactions.
+-- Returns: per completion its position, the verdict, what is wrong with the reply, the status it found, whether the
+--   interaction was out, and the queue of its continuation.
 with given as materialized (
   select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.token_key, g.seal,
          g.is_checked, g.problem
   from json_to_recordset($1::json) as g(
          position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, token_key text, seal text,
          is_checked boolean, problem text)
-), judged as materialized (
-  select g.position, g.id, g.reply, g.facts, g.actor, q.unit_id, q.status, u.item_step,
+), met as materialized (
+  -- Each completion with its interaction, and the verdict of token and status (an open interaction of an ended unit
+  -- counts as closed).
+  select g.position, g.id, g.reply, g.facts, g.actor, g.is_checked, g.problem, q.unit_id, u.item_step, u.max_items,
+         t.reference, t.schema,
+         case when u.status <> 'waiting' and q.finished_at is null then 'cancelled' else q.status end as status,
          case
            when g.token is null and g.seal is null then case when u.requires_token then 'token' end
            when g.token_key = any (array(select r.key_id from stepwell.retired_token_keys r)) then 'retired'
@@ -444,21 +661,26 @@ with given as materialized (
          case
            when q.status = 'completed' then
              case when coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply) then 'duplicate' else 'conflict' end
-           when q.status in ('timed_out', 'failed', 'cancelled') then 'closed'
+           when q.status in ('timed_out', 'failed', 'cancelled') or u.status <> 'waiting' then 'closed'
            when q.deadline <= stepwell.now() then 'late'
-         end as past,
-         case
-           when case when jsonb_typeof(g.reply) = 'array' then jsonb_array_length(g.reply) > nullif(u.max_items, 0) end
-             then format('reply: has %s items, one answer may have %s', jsonb_array_length(g.reply), u.max_items)
-           when g.is_checked then g.problem
-           when t.reference ->> 0 = 'projected' then
-             format('projector: %s is not in the process that answers: answer where its pipeline is', t.reference ->> 3)
-           else stepwell._reply_problem(t.schema, g.reply)
-         end as problem
+         end as past
   from given g
   join stepwell.interactions q on q.id = any (array[g.id])
   join stepwell.await_units u on u.id = any (array[q.unit_id])
   join stepwell.reply_types t on t.id = any (array[u.reply_type])
+), judged as materialized (
+  -- The same with what is wrong with the reply.
+  select m.position, m.id, m.reply, m.facts, m.actor, m.unit_id, m.item_step, m.status, m.refusal, m.past,
+         case
+           when coalesce(m.refusal, m.past) is not null then null
+           when case when jsonb_typeof(m.reply) = 'array' then jsonb_array_length(m.reply) > nullif(m.max_items, 0) end
+             then format('reply: has %s items, one answer may have %s', jsonb_array_length(m.reply), m.max_items)
+           when m.is_checked then m.problem
+           when m.reference ->> 0 = 'projected' then
+             format('projector: %s is not in the process that answers: answer where its pipeline is', m.reference ->> 3)
+           else stepwell._reply_problem(m.schema, m.reply)
+         end as problem
+  from met m
 ), admitted as (
   update stepwell.interactions q
   set status = 'completed', reply = j.reply, facts = j.facts, actor = j.actor, finished_at = stepwell.now(),
@@ -468,6 +690,7 @@ with given as materialized (
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
   returning q.id, q.item, q.reply, q.unit_id, q.instance_id, j.item_step
 ), continuing as materialized (
+  -- The continuations to start.
   select a.id as question, a.item, a.reply, a.unit_id, a.item_step, p.id as parent_id, p.tenant, p.machine, p.version,
          p.queue, p.priority, nextval('stepwell.instances_id_seq') as id
   from admitted a
@@ -505,11 +728,12 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Find questions, each by its id or by its correlation, within a tenant, before anything is locked. If both are given,
+-- Find interactions, each by its id or its correlation, within a tenant, before anything is locked. If both are given,
 -- both must fit.
--- Index: the primary key (|| '': no other), interactions_correlation. Locks: none.
--- Returns: one row per question that is there: its place in the arrays, its ids, who asked, and the reply's type; if a
---   projector makes the reply, also the request, and what time it is.
+-- Index: the primary key, interactions_correlation. See docs/internals/sql-plans.md.
+-- Locks: none.
+-- Returns: one row per interaction that exists: its position in the arrays, its ids, the instance and step that asked,
+--   and the reply type; if a projector makes the reply, also the request and the current time.
 select (g.place - 1)::integer as position, q.id::text as id, q.unit_id, q.instance_id, u.machine, u.version, u.step,
        t.reference::text as reference, case when t.reference ->> 0 = 'projected' then q.request::text end as request,
        case when t.reference ->> 0 = 'projected' then stepwell.now() end as asked_at
@@ -528,26 +752,6 @@ order by g.place;
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._json_problem(value jsonb)
- RETURNS text
- LANGUAGE sql
- STABLE
-AS $function$
-select case
-  when position(repeat('0', 1001) in translate(value::text, '123456789', '000000000')) > 0
-    and jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@ >= 1e1000 || @ <= -1e1000))')
-    then 'has a number of more than 1000 digits; send it as a string'
-  when position(repeat('0', 309) in translate(value::text, '123456789', '000000000')) > 0
-    and exists (select
-                from jsonb_path_query(value, '$.** ? (@.type() == "number" && (@ >= 1.7976931348623158e308
-                                              || @ <= -1.7976931348623158e308))') as n(number)
-                where n.number::text like '%.%')
-    then 'has a number with a fraction that is beyond every float; send it as a string'
-  when jsonb_path_exists(value, '$.**{500}.type() ? (@ == "object" || @ == "array")')
-    then 'is nested more than 500 deep'
-end
-$function$;
-
 CREATE OR REPLACE FUNCTION stepwell._let_go(keys text[], most integer[])
  RETURNS TABLE(queue text)
  LANGUAGE plpgsql
@@ -555,7 +759,7 @@ AS $function$
 begin
   perform set_config('synchronous_commit', 'off', true);
   perform stepwell._lock_limits(keys);
-  return query select f.queue from stepwell._limits_free(keys, most, false) f;
+  return query select f.queue from stepwell._limits_admit_waiting(keys, most, false) f;
 end
 $function$;
 
@@ -610,25 +814,26 @@ begin
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._limits_free(text[], integer[], boolean)
+CREATE OR REPLACE FUNCTION stepwell._limits_admit_waiting(text[], integer[], boolean)
  RETURNS TABLE(queue text)
  LANGUAGE plpgsql
 AS $function$
 #variable_conflict use_column
 begin
 return query
--- Let the most urgent rows of each line go, as many as there is room for, and at most $2 of each (null: no matter how
--- many). Run under limits/lock.sql, after the statement that made room.
--- Keeps: nothing is let go while the limit is full; a limit that nobody declares lets nobody go. Those of queues that
---   are claimed from go first: the backlog of a paused queue, or of one that no worker serves, blocks no other.
---   With $3 somebody looks who made no room himself: those let go before may not be claimed yet, and some not for long,
---   for want of a worker with free hands. So of each queue go fewer by as many as were let go and are seen among the
---   first of the queue; and the first of every queue that is claimed from goes, so that none waits for another's hands.
--- Index: instances_slot; instances_in_limit_line, one step per queue, and then only rows that may go; the primary key;
+-- Admit the most urgent rows behind each limit, up to its free slots and at most $2 (null: any number). Run under
+-- limits/lock.sql, after the statement that freed the slots.
+-- Keeps: nothing is admitted while the limit is full or not declared. Rows of queues that are claimed from come first:
+--   the backlog of a paused or unserved queue blocks no other. With $3 the caller has freed no slot: rows admitted
+--   before may not be claimed yet, some not for long, for want of a worker with free slots. Then each queue gets fewer
+--   by as many as are already admitted among its first rows, and the first row of every served queue is admitted, so
+--   that no queue waits for the workers of another.
+-- Index: instances_slot; instances_in_limit_line, one step per queue, and then only the rows to admit; the primary key;
 --   with $3 up to 100 rows per queue of instances_claim and of instances_fair.
--- Locks: the rows, skip locked (what a foreign transaction holds is passed over; keys/find_idle.sql finds it).
--- Returns: the queue of each row let go.
+-- Locks: the rows, skip locked; what another transaction holds is left to concurrency_keys/find_idle.sql.
+-- Returns: the queue of each admitted row.
 with recursive room as materialized (
+  -- Each limit with its free slots.
   select g.key, least(g.most, l.n - (select count(*)
                                      from stepwell.instances e
                                      where e.concurrency_limit = g.key and e.status = 'executing'
@@ -636,6 +841,7 @@ with recursive room as materialized (
   from unnest($1::text[], $2::integer[]) as g(key, most)
   join stepwell.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
 ), queues(key, number, queue) as (
+  -- The queues in which rows wait, one index step each.
   select r.key, r.number, (select i.queue
                            from stepwell.instances i
                            where i.concurrency_limit = r.key and i.status = 'runnable' and i.hold = 'limit'
@@ -654,6 +860,7 @@ with recursive room as materialized (
   from queues q
   where q.queue is not null
 ), offered as materialized (
+  -- The first rows of each queue, served queues first.
   select n.id, q.number,
          row_number() over (partition by q.key order by s.is_served desc, n.priority, n.due_at, n.id) as place,
          s.is_served and row_number() over (partition by q.key, q.queue order by n.priority, n.due_at, n.id) = 1
@@ -704,15 +911,31 @@ returning i.queue;
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._lock_key(space text, name text)
+ RETURNS bigint
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$
+  select case space
+           when 'engine' then
+             case name when 'machines' then 1::bigint when 'reaper' then 2::bigint when 'pruner' then 3::bigint
+                       else name::bigint end  -- an error: a lock needs a row
+           when 'key' then 4096 + (hashtextextended(name, 0) & 4095)
+           when 'limit' then 8192 + (hashtextextended(name, 0) & 1023)
+           when 'rate' then 12288 + (hashtextextended(name, 0) & 1023)
+           else space::bigint
+         end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._lock_limits(names text[])
  RETURNS void
  LANGUAGE plpgsql
 AS $function$
 begin
-  perform pg_advisory_xact_lock(n.hash)
-  from (select distinct hashtextextended('stepwell:limit:' || g.name, 0) as hash
-        from unnest(names) as g(name)
-        order by 1) n;
+  perform from stepwell.locks l
+  where l.number = any (array(select stepwell._lock_key('limit', g.name) from unnest(names) as g(name)))
+  order by l.number
+  for no key update;
 end
 $function$;
 
@@ -721,7 +944,7 @@ CREATE OR REPLACE FUNCTION stepwell._may_claim(queue text)
  LANGUAGE plpgsql
 AS $function$
 begin
-  perform pg_advisory_xact_lock_shared(hashtextextended('stepwell queue:' || queue, 0));
+  perform from stepwell.queues limit 0 for key share;
   return not exists (select from stepwell.queues q where q.name = queue and q.paused_at is not null);
 end
 $function$;
@@ -751,50 +974,63 @@ select case
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._number_problem(schema jsonb, value numeric, path text)
+CREATE OR REPLACE FUNCTION stepwell._number_problem(schema jsonb, value numeric)
  RETURNS text
  LANGUAGE sql
  STABLE
 AS $function$
 select case
-  when value < (schema ->> 'minimum')::numeric then format('%s: expected at least %s', path, schema ->> 'minimum')
-  when value > (schema ->> 'maximum')::numeric then format('%s: expected at most %s', path, schema ->> 'maximum')
+  when value < (schema ->> 'minimum')::numeric then format('expected at least %s', schema ->> 'minimum')
+  when value > (schema ->> 'maximum')::numeric then format('expected at most %s', schema ->> 'maximum')
   when value <= (schema ->> 'exclusiveMinimum')::numeric
-    then format('%s: expected more than %s', path, schema ->> 'exclusiveMinimum')
+    then format('expected more than %s', schema ->> 'exclusiveMinimum')
   when value >= (schema ->> 'exclusiveMaximum')::numeric
-    then format('%s: expected less than %s', path, schema ->> 'exclusiveMaximum')
+    then format('expected less than %s', schema ->> 'exclusiveMaximum')
   when value % nullif((schema ->> 'multipleOf')::numeric, 0) <> 0
-    then format('%s: expected a multiple of %s', path, schema ->> 'multipleOf')
+    then format('expected a multiple of %s', schema ->> 'multipleOf')
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._object_problem(root jsonb, schema jsonb, value jsonb, path text)
- RETURNS text
+CREATE OR REPLACE FUNCTION stepwell._object_problem(root jsonb, schema jsonb, value jsonb, INOUT budget integer, OUT place text, OUT problem text)
+ RETURNS record
  LANGUAGE plpgsql
  STABLE
 AS $function$
 declare
+  properties constant jsonb := coalesce(schema -> 'properties', '{}');
+  others constant jsonb := nullif(schema -> 'additionalProperties', 'true');
   part record;
-  problem text;
+  judged record;
 begin
-  for part in select r.name from jsonb_array_elements_text(schema -> 'required') r(name) loop
-    if not value ? part.name then
-      return format('%s: required field %L is missing', path, part.name);
-    end if;
-  end loop;
+  if schema ? 'required' then
+    budget := budget - 1 - jsonb_array_length(schema -> 'required') / 16;
+    select format('required field %L is missing', r.name) into problem
+    from jsonb_array_elements_text(schema -> 'required') r(name)
+    where not value ? r.name
+    limit 1;
+  end if;
+  if problem is not null or properties = '{}' and others is null then
+    return;
+  end if;
   for part in select e.key, e.value from jsonb_each(value) e loop
-    if schema -> 'properties' ? part.key then
-      problem := stepwell._schema_problem(root, schema -> 'properties' -> part.key, part.value, path || '.' || part.key);
-    elsif schema -> 'additionalProperties' = 'false' then
-      problem := format('%s: field %L is unknown', path, left(part.key, 100));
+    if properties ? part.key then
+      judged := stepwell._schema_problem(root, properties -> part.key, part.value, budget);
+    elsif others is null then
+      budget := budget - 1;
+      continue;
+    elsif others = 'false' then
+      problem := format('field %L is unknown', left(part.key, 100));
+      return;
     else
-      problem := stepwell._schema_problem(root, schema -> 'additionalProperties', part.value, path || '.' || part.key);
+      judged := stepwell._schema_problem(root, others, part.value, budget);
     end if;
-    if problem is not null then
-      return problem;
+    budget := judged.budget;
+    if judged.problem is not null then
+      place := right('.' || left(part.key, 100) || coalesce(judged.place, ''), 1000);
+      problem := judged.problem;
+      return;
     end if;
   end loop;
-  return null;
 end
 $function$;
 
@@ -805,12 +1041,13 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- End instances as cancelled. The fence grows, so that an outcome on its way is dropped. The inbox stays, closed.
--- Keeps: what it was doing (`operated`), for a retry; only rows that have not ended; side rows only of those.
---   Run after operators/lock.sql.
--- Index: the primary key (|| '': no other). Locks: the rows (ours already).
--- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent whose join
---   it counts at, and the limit of which it held a slot, or waited for one.
+-- End instances as cancelled. The fence grows, so that an outcome in flight is rejected. The inbox stays, closed.
+-- Keeps: what the instance was doing (`operated`), for a retry. Only rows that have not ended change, and side rows
+--   only of those. Run after operators/lock.sql.
+-- Index: the primary key. See docs/internals/sql-plans.md.
+-- Locks: the rows (locked already).
+-- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent at which its end
+--   is counted, and the limit of which it held a slot or for which it waited.
 with live as materialized (
   select i.id, i.joined as was_joined, i.status as was, i.deadline
   from stepwell.instances i
@@ -818,7 +1055,8 @@ with live as materialized (
 ), cancelled as (
   update stepwell.instances i
   set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
-      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
+      dropped_fence = case when i.status = 'executing' then i.fence else i.dropped_fence end,
+      worker_id = null, slot = null, hold = null, hold_reason = null, deadline = null,
       visit = i.visit + (i.filling_unit_id is not null)::integer, filling_unit_id = null,
       joined = i.joined or i.parent_id is not null
   from live l
@@ -846,27 +1084,50 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Find what a cancel concerns: an instance, its answers that go on by themselves and, if $2, all below it, as far as
--- they have not ended.
--- Keeps: of answers only those are read that have not ended (there may be a million that have): children have a round,
---   they have none.
--- Index: the primary key, instances_parent, await_units_open, instances_continuing. Locks: none.
+-- Find the rows that a cancel concerns and that have not ended: an instance, its continuations and, if $2, all below
+-- it.
+-- Keeps: only continuations that have not ended are read (a million may have ended); they have no children, and
+--   children have a round. Those of a unit with more than 1,000 are left to await_units/clean_up.sql, which
+--   await_units/close.sql asks for.
+-- Index: the primary key, instances_parent, await_units_open, instances_continuing, by probes: a join with the tree on
+--   its inner side is quadratic. See docs/internals/sql-plans.md.
+-- Locks: none.
 -- Returns: id, concurrency key and parent of each.
 with recursive tree(id) as (
   select $1::bigint
   union all
   select c.id
-  from tree t join stepwell.instances c on c.parent_id = t.id and c.parent_round is not null
+  from tree t
+  cross join lateral (
+    select c.id from stepwell.instances c
+    where c.parent_id = t.id and c.parent_round is not null
+    offset 0
+  ) c
   where $2::boolean
 )
 select i.id, i.concurrency_key, i.parent_id
-from tree t join stepwell.instances i on i.id = t.id
-where i.status not in ('done', 'failed', 'cancelled')
+from tree t
+cross join lateral (
+  select i.id, i.concurrency_key, i.parent_id
+  from stepwell.instances i
+  where i.id = t.id and i.status || '' not in ('done', 'failed', 'cancelled')
+  offset 0
+) i
 union all
 select i.id, i.concurrency_key, i.parent_id
 from tree t
-join stepwell.await_units u on u.instance_id = t.id and u.status = 'waiting'
-join stepwell.instances i on i.continues_unit_id = u.id and i.status not in ('done', 'failed', 'cancelled');
+cross join lateral (
+  select u.id
+  from stepwell.await_units u
+  where u.instance_id = t.id and u.status = 'waiting' and u.opened <= 1000
+  offset 0
+) u
+cross join lateral (
+  select i.id, i.concurrency_key, i.parent_id
+  from stepwell.instances i
+  where i.continues_unit_id = u.id and i.status not in ('done', 'failed', 'cancelled')
+  offset 0
+) i;
 end
 $function$;
 
@@ -877,13 +1138,87 @@ AS $function$
 #variable_conflict use_column
 begin
 return query
--- Lock instances, parents and children together, in id order. Index: the primary key.
--- Locks: the rows, no key update; waits for whoever holds them. Returns: the locked ids.
+-- Lock instances, parents and children together, in id order.
+-- Index: the primary key.
+-- Locks: the rows, no key update; waits for other transactions.
+-- Returns: the locked ids.
 select i.id
 from stepwell.instances i
 where i.id = any ($1::bigint[])
 order by i.id
 for no key update;
+end
+$function$;
+
+CREATE OR REPLACE FUNCTION stepwell._payload_problem(field text, sent jsonb, largest bigint)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+  value constant jsonb := sent #> '{}';  -- decompressed, as it may be stored compressed
+  most constant bigint := largest / 8;
+  third constant jsonb := '{"third": 0.3333333333333333333333333333333333333333}';
+  written text;
+  found bigint;
+begin
+  if value is null then
+    return null;
+  elsif pg_column_size(value) > 4 * largest + 1024 then
+    return array['SW004', field, format(
+      'more bytes than max_payload (%s); store a reference instead, or raise max_payload', largest)];
+  elsif jsonb_typeof(value) = 'array' and jsonb_array_length(value) > most then
+    return stepwell._too_many_values(field, jsonb_array_length(value) + 1, most);
+  end if;
+  if jsonb_path_exists(
+    value, 'strict $.** ? (@.type() == "number") ? (@ >= 1e20 || @ <= -1e20 || @ < 1e-20 && @ > -1e-20
+                           && (@ != 0 || (1 + @) / 3 > $third)).keyvalue()', third, silent => true) is null
+  then
+    found := 21 * jsonb_array_length(jsonb_path_query_array(
+      value, 'strict $.** ? (@ >= 1e20 || @ <= -1e20 || @ < 1e-20 && @ > -1e-20 && @ != 0)'));
+    if found <= largest then
+      found := found + 180 * jsonb_array_length(jsonb_path_query_array(
+        value, 'strict $.** ? (@ >= 1e200 || @ <= -1e200 || @ < 1e-200 && @ > -1e-200 && @ != 0)'));
+    end if;
+    if found > largest then
+      return array['SW004', field, format(
+        'at least %s bytes, as its numbers are written out, are more than max_payload (%s); store a reference instead, '
+        'or raise max_payload', found, largest)];
+    elsif jsonb_path_exists(
+      value, 'strict $.** ? (@.type() == "number") ? (@ >= 1e1000 || @ <= -1e1000 || @ < 1e-1000 && @ > -1e-1000
+                             && (@ != 0 || (1 + @) / 3 > $third)).keyvalue()', third, silent => true) is null
+    then
+      return array['SW001', field,
+                   'has a number of more than 1000 digits, or a zero of more than 40; send it as a string'];
+    elsif exists (
+      select
+      from jsonb_array_elements(jsonb_path_query_array(
+        value, 'strict $.** ? (@ >= 1.7976931348623158e308 || @ <= -1.7976931348623158e308)')) as n(number)
+      where n.number::text like '%.%')
+    then
+      return array['SW001', field, 'has a number with a fraction that is beyond every float; send it as a string'];
+    end if;
+  end if;
+
+  written := value::text;
+  if octet_length(written) > largest then
+    return array['SW004', field, format(
+      '%s bytes are more than max_payload (%s); store a reference instead, or raise max_payload',
+      octet_length(written), largest)];
+  elsif octet_length(written) > most
+    and octet_length(written) - octet_length(replace(replace(replace(written, ',', ''), '[', ''), '{', '')) >= most
+  then
+    found := jsonb_array_length(jsonb_path_query_array(value, 'strict $.**.type()'));
+    if found > most then
+      return stepwell._too_many_values(field, found, most);
+    end if;
+  end if;
+  if octet_length(written) > 1000
+    and jsonb_path_exists(value, '$.**{500}.type() ? (@ == "object" || @ == "array")')
+  then
+    return array['SW001', field, 'is nested more than 500 deep'];
+  end if;
+  return null;
 end
 $function$;
 
@@ -917,71 +1252,160 @@ CREATE OR REPLACE FUNCTION stepwell._reply_problem(schema jsonb, reply jsonb)
  LANGUAGE plpgsql
  STABLE
 AS $function$
+declare
+  most constant integer := 12000;
+  most_work constant integer := 38000;  -- in the units of _schema_problem: 2 µs each
+  root constant jsonb := schema #> '{}';  -- decompressed, as it may be stored compressed
+  value constant jsonb := reply #> '{}';
+  judged record;
 begin
-  return stepwell._schema_problem(schema, schema, reply, 'reply');
-exception when statement_too_complex then  -- a type that holds itself, some hundred times
-  return 'reply: is nested too deep to be checked in SQL; answer where its type is known';
+  if root = '{}' then
+    return null;
+  elsif octet_length(value::text) > most
+    and jsonb_array_length(jsonb_path_query_array(value, 'strict $.**.type()')) > most
+  then
+    return format('reply: has more than %s values, too many to be checked in SQL; answer where its type is known', most);
+  end if;
+  judged := stepwell._schema_problem(root, root, value, most_work);
+  return format('reply%s: ', judged.place) || judged.problem;
+exception
+  when statement_too_complex then  -- a type that contains itself, some hundred times
+    return 'reply: is nested too deep to be checked in SQL; answer where its type is known';
+  when program_limit_exceeded then  -- many branches, or long texts
+    return 'reply: takes too long to be checked in SQL; answer where its type is known';
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._schema_problem(root jsonb, schema jsonb, value jsonb, path text)
- RETURNS text
+CREATE OR REPLACE FUNCTION stepwell._schema_problem(root jsonb, schema jsonb, value jsonb, INOUT budget integer, OUT place text, OUT problem text)
+ RETURNS record
  LANGUAGE plpgsql
  STABLE
 AS $function$
 declare
   kind constant text := jsonb_typeof(value);
   allowed jsonb;
-  part record;
-  problem text;
+  branches jsonb[];
+  branch jsonb;
+  cost integer;
+  judged record;
 begin
-  if schema is null or kind is null or schema = 'true' then
-    return null;
+  while schema ? '$ref' and budget > 0 loop
+    schema := root #> string_to_array(ltrim(schema ->> '$ref', '#/'), '/');
+    budget := budget - 1;
+  end loop;
+  budget := budget - coalesce(pg_column_size(schema), 0) / 4096 - case kind
+    when 'object' then 3 + pg_column_size(value) / 2048
+    when 'array' then 3 + pg_column_size(value) / 2048
+    when 'string' then 1 + pg_column_size(value) / 512
+    else 1 end;
+  if budget < 0 then
+    raise exception using errcode = 'program_limit_exceeded', message = 'reply: takes too long to be checked';
+  elsif schema is null or schema = 'true' then
+    return;
   elsif schema = 'false' then
-    return path || ': is not allowed';
-  elsif schema ? '$ref' then
-    return stepwell._schema_problem(root, root #> string_to_array(ltrim(schema ->> '$ref', '#/'), '/'), value, path);
+    problem := 'is not allowed';
+    return;
   end if;
 
   allowed := coalesce(schema -> 'anyOf', schema -> 'oneOf');
   if allowed is not null then
-    for part in select a.value as one from jsonb_array_elements(allowed) a loop
-      problem := stepwell._schema_problem(root, part.one, value, path);
-      exit when problem is null;
+    if kind = 'object' and schema ? 'discriminator' then
+      branch := schema -> 'discriminator' -> 'mapping' -> (value ->> (schema #>> '{discriminator,propertyName}'));
+      branches := case when branch is not null then array[jsonb_build_object('$ref', branch)] end;
+    end if;
+    if branches is null then
+      budget := budget - 1 - jsonb_array_length(allowed) / 4;
+      branches := '{}';
+      for place_of_branch in 0 .. jsonb_array_length(allowed) - 1 loop
+        branch := allowed -> place_of_branch;
+        if not branch ? 'type' or branch -> 'type' ? kind
+          or kind = 'number' and (branch -> 'type' ? 'integer' or branch @> '{"format": "decimal"}')
+        then
+          branches := branches || branch;
+        end if;
+      end loop;
+    end if;
+    if kind = 'object' and cardinality(branches) > 1 then
+      select coalesce(array_agg(b.one order by b.place) filter (where not exists (
+               select from jsonb_each(b.schema -> 'properties') p
+               where case when p.value ? 'enum' then not p.value -> 'enum' @> (_schema_problem.value -> p.key)
+                          when p.value ? 'const' then p.value -> 'const' <> _schema_problem.value -> p.key end)), '{}'),
+             6 + sum(2 + pg_column_size(b.schema) / 256)
+      into branches, cost
+      from (select a.value as one, a.place, case when a.value ? '$ref'
+                     then root #> string_to_array(ltrim(a.value ->> '$ref', '#/'), '/') else a.value end as schema
+            from unnest(branches) with ordinality a(value, place)
+            offset 0) b;
+      budget := budget - cost;
+    end if;
+    for place_of_branch in 1 .. greatest(cardinality(branches), 1) loop
+      judged := stepwell._schema_problem(root, coalesce(branches[place_of_branch], allowed -> -1), value, budget);
+      budget := judged.budget;
+      exit when judged.problem is null;
+      budget := budget - 1;
     end loop;
-    if problem is not null then
-      return case when jsonb_array_length(allowed) > 2 then path || ': is none of what is allowed' else problem end;
+    if judged.problem is not null and jsonb_array_length(allowed) > 2 and cardinality(branches) <> 1 then
+      problem := 'is none of what is allowed';
+      return;
+    elsif judged.problem is not null then
+      place := judged.place;
+      problem := judged.problem;
+      return;
     end if;
   end if;
-  for part in select a.value as one from jsonb_array_elements(schema -> 'allOf') a loop
-    problem := stepwell._schema_problem(root, part.one, value, path);
-    if problem is not null then
-      return problem;
+  for place_of_branch in 0 .. coalesce(jsonb_array_length(schema -> 'allOf'), 0) - 1 loop
+    judged := stepwell._schema_problem(root, schema -> 'allOf' -> place_of_branch, value, budget);
+    budget := judged.budget;
+    if judged.problem is not null then
+      place := judged.place;
+      problem := judged.problem;
+      return;
     end if;
   end loop;
 
-  if schema ? 'const' and (schema -> 'const')::text <> value::text then
-    return format('%s: expected %s', path, schema -> 'const');
-  elsif schema ? 'enum' and not exists (select from jsonb_array_elements(schema -> 'enum') e
-                                        where e.value::text = _schema_problem.value::text) then
-    return format('%s: expected one of %s', path, left(schema ->> 'enum', 200));
+  if schema ? 'const' and (schema -> 'const' <> value or (schema -> 'const')::text <> value::text) then
+    problem := format('expected %s', schema -> 'const');
+    return;
+  elsif schema ? 'enum' then
+    budget := budget - jsonb_array_length(schema -> 'enum') / 16;
+    if not exists (select from jsonb_array_elements(schema -> 'enum') e
+                   where e.value = _schema_problem.value and e.value::text = _schema_problem.value::text) then
+      problem := format('expected one of %s', left(schema ->> 'enum', 200));
+      return;
+    end if;
   end if;
   if schema ? 'type' then
-    allowed := case jsonb_typeof(schema -> 'type') when 'array' then schema -> 'type'
-                                                   else jsonb_build_array(schema -> 'type') end;
-    if not (allowed ? kind or allowed ? 'integer' and kind = 'number' and scale((value #>> '{}')::numeric) = 0
-            or schema @> '{"format": "decimal"}' and kind = 'number') then
-      return format('%s: expected %s, got %s', path,
-                    (select string_agg(a, ' or ') from jsonb_array_elements_text(allowed) a), kind);
+    allowed := schema -> 'type';
+    if not (allowed ? kind or kind = 'number' and (allowed ? 'integer' and scale(value::numeric) = 0
+                                                   or schema @> '{"format": "decimal"}')) then
+      problem := format('expected %s, got %s', replace(btrim(allowed::text, '[]"'), '", "', ' or '), kind);
+      return;
     end if;
   end if;
 
   case kind
-    when 'object' then return stepwell._object_problem(root, schema, value, path);
-    when 'array' then return stepwell._array_problem(root, schema, value, path);
-    when 'string' then return stepwell._string_problem(schema, value #>> '{}', path);
-    when 'number' then return stepwell._number_problem(schema, (value #>> '{}')::numeric, path);
-    else return null;
+    when 'object' then
+      judged := stepwell._object_problem(root, schema, value, budget);
+      budget := judged.budget;
+      place := judged.place;
+      problem := judged.problem;
+    when 'array' then
+      judged := stepwell._array_problem(root, schema, value, budget);
+      budget := judged.budget;
+      place := judged.place;
+      problem := judged.problem;
+    when 'string' then
+      if schema ?| array['minLength', 'maxLength', 'format'] then
+        budget := budget - 1;
+        problem := stepwell._string_problem(schema, value #>> '{}');
+        budget := budget - case when problem is null then 0 else 5 end;
+      end if;
+    when 'number' then
+      if schema ?| array['minimum', 'maximum', 'exclusiveMinimum', 'exclusiveMaximum', 'multipleOf'] then
+        budget := budget - 1;
+        problem := stepwell._number_problem(schema, value::numeric);
+      end if;
+    else null;
   end case;
 end
 $function$;
@@ -999,7 +1423,7 @@ declare
   all_ready text[] := '{}';
 begin
   for attempt in 1 .. 10 loop
-    -- A key's holder that ended while we waited for it may have a successor: those are tried once more.
+    -- If a key's holder ended while its lock was waited for, the key may have a new one: those are tried once more.
     select array_agg(d.target order by d.position), array_agg(distinct d.queue) filter (where d.queue is not null),
            coalesce(array_agg(d.position + 1) filter (where d.target is null and d.resolved is not null), '{}')
     into reached, ready, orphans
@@ -1041,11 +1465,7 @@ select case
     then array['SW001', 'dedup_key', stepwell._name_problem(dedup_key)]
   when stepwell._name_problem(tenant, true) is not null
     then array['SW001', 'tenant', stepwell._name_problem(tenant, true)]
-  when octet_length(payload::text) > 300 and stepwell._json_problem(payload) is not null
-    then array['SW001', 'payload', stepwell._json_problem(payload)]
-  when is_checked then null
-  when octet_length(payload::text) > largest then array['SW004', 'payload', format(
-    '%s bytes are more than max_payload (%s); send a reference instead', octet_length(payload::text), largest)]
+  else stepwell._payload_problem('payload', payload, largest)
 end
 $function$;
 
@@ -1057,21 +1477,27 @@ AS $function$
 begin
 return query
 -- Deliver signals: store each in its target's inbox, and wake the target if it awaits that name.
--- Keeps: the target is locked before it is judged, so that a delivery to a row that ends meanwhile finds no target
---   instead of a dead one; the wake is decided on the locked row, so that no park is missed; one effect per dedup key.
--- Index: the primary key (any (array[…]): see instances/commit.sql), instances_guard, signals_dedup.
--- Locks: the targets by id; waits for their commits.
--- Targets and queues are looked up in a hash and in an object, not joined (is true): see instances/start.sql.
--- Returns: one row per signal: its position, the target's id (null: no target), the id it was resolved to before the
---   lock (a key's holder that ended meanwhile may have a successor), and the queue of a target that may run.
+-- Keeps: the target is locked before it is judged, so that a target that ends meanwhile is not reached; the wake is
+--   decided on the locked row, so that no park is missed; one effect per dedup key; an id with a tenant that is not its
+--   own reaches no target (an id without a tenant reaches any).
+-- Index: the primary key, instances_guard, signals_dedup. Targets and queues are looked up in a hash and in an object,
+--   not joined: see docs/internals/sql-plans.md.
+-- Locks: the targets by id; waits for other transactions.
+-- Returns: one row per signal: its position; the target's id (null: no target); the id it was resolved to before the
+--   lock (the key of an instance that ended meanwhile may have a new holder); and the queue of a target that may run.
 with given as materialized (
+  -- The signals, each with the id of its target.
   select (g.position - 1)::integer as position, g.name, g.payload, g.dedup_key,
-         coalesce(g.id, (select i.id from stepwell.instances i
-                         where i.tenant = g.tenant and i.key = g.key
-                           and (i.key_scope = 'forever' or i.finished_at is null))) as id
+         case when g.id is null then (select i.id from stepwell.instances i
+                                      where i.tenant = g.tenant and i.key = g.key
+                                        and (i.key_scope = 'forever' or i.finished_at is null))
+              when g.tenant is null then g.id
+              else (select i.id from stepwell.instances i
+                    where i.id = any (array[g.id]) and i.tenant || '' = g.tenant) end as id
   from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
        with ordinality as g(id, tenant, key, name, payload, dedup_key, position)
 ), targets as materialized (
+  -- The targets that live, locked.
   select i.id
   from stepwell.instances i
   where i.id = any (array(select g.id from given g)) and i.status not in ('done', 'failed', 'cancelled')
@@ -1090,6 +1516,7 @@ with given as materialized (
   from stored s
   group by s.instance_id
 ), reached as (
+  -- Targets, woken if they await one of the names.
   update stepwell.instances i
   set has_inbox = true,
       status = case when i.status = 'awaiting_signal' and i.awaits && a.names then 'runnable' else i.status end,
@@ -1133,11 +1560,11 @@ begin
     all_ready := all_ready || ready;
     has_later := has_later or is_later;
 
-    -- A key whose last holder was pruned while we waited for its deletion has a tombstone that we did not see.
+    -- If the insert waited while a key's last holder was pruned, it did not see that key's tombstone.
     if array_remove(keys, null) <> '{}' then
-      buried := array(select b.id from stepwell._instances_find_buried(ids) b);
+      buried := array(select b.id from stepwell._instances_find_tombstoned(ids) b);
       if buried <> '{}' then
-        perform stepwell._instances_unstart(buried);
+        perform stepwell._instances_undo_start(buried);
         select coalesce(array_agg(s.id), '{}'), coalesce(array_agg(s.place), '{}')
         into ids, places
         from unnest(ids, places) as s(id, place)
@@ -1147,12 +1574,12 @@ begin
     return query select positions[s.place], s.id, false from unnest(ids, places) as s(id, place);
     exit when cardinality(places) = cardinality(positions);
 
-    -- What is left is occupied, or was a moment ago; who has left since then is tried once more.
+    -- The other keys are held, or were just now; those that are free by now are tried once more.
     places := array(select e.place from generate_series(1, cardinality(positions)) as e(place)
                     where e.place not in (select unnest(places)) order by e.place);
     select coalesce(array_agg(places[o.position + 1]), '{}'), coalesce(array_agg(o.id), '{}')
     into occupied, ids
-    from stepwell._instances_find_occupants(
+    from stepwell._instances_find_key_holders(
       array(select e.tenant from unnest(tenants) with ordinality as e(tenant, place)
             where (e.place in (select unnest(places))) is true order by e.place),
       array(select e.key from unnest(keys) with ordinality as e(key, place)
@@ -1217,35 +1644,34 @@ select case
     then array['SW001', 'tenant', stepwell._name_problem(tenant, true)]
   when jsonb_typeof(state) not in ('object', 'null') then array['SW001', 'state', format(
     'expected an object, got %s', jsonb_typeof(state))]
-  when octet_length(state::text) > 300 and stepwell._json_problem(state) is not null
-    then array['SW001', 'state', stepwell._json_problem(state)]
-  when is_checked then null
-  when octet_length(state::text) > largest then array['SW004', 'state', format(
-    '%s bytes are more than max_payload (%s); store a reference instead', octet_length(state::text), largest)]
+  else stepwell._payload_problem('state', state, largest)
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._string_problem(schema jsonb, value text, path text)
+CREATE OR REPLACE FUNCTION stepwell._string_problem(schema jsonb, value text)
  RETURNS text
  LANGUAGE plpgsql
  STABLE
 AS $function$
 begin
   if char_length(value) < (schema ->> 'minLength')::integer then
-    return format('%s: has %s characters, at least %s are expected', path, char_length(value), schema ->> 'minLength');
+    return format('has %s characters, at least %s are expected', char_length(value), schema ->> 'minLength');
   elsif char_length(value) > (schema ->> 'maxLength')::integer then
-    return format('%s: has %s characters, at most %s are allowed', path, char_length(value), schema ->> 'maxLength');
+    return format('has %s characters, at most %s are allowed', char_length(value), schema ->> 'maxLength');
   end if;
-  case schema ->> 'format'  -- Postgres reads more than ISO 8601 has, as 'today'
+  if schema ->> 'format' in ('date-time', 'date', 'uuid') and octet_length(value) > 100 then
+    return format('expected %s', schema ->> 'format');
+  end if;
+  case schema ->> 'format'  -- Postgres reads more than ISO 8601, such as 'today'
     when 'date-time' then
       perform value::timestamptz;
       if value !~ '^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d' then
-        return path || ': expected a date and time as ISO 8601 has it';
+        return 'expected a date and time as ISO 8601 has it';
       end if;
     when 'date' then
       perform value::date;
       if value !~ '^\d{4}-\d\d-\d\d$' then
-        return path || ': expected a date as ISO 8601 has it';
+        return 'expected a date as ISO 8601 has it';
       end if;
     when 'uuid' then perform value::uuid;
     when 'decimal' then perform value::numeric;
@@ -1253,7 +1679,7 @@ begin
   end case;
   return null;
 exception when data_exception then
-  return format('%s: expected %s', path, schema ->> 'format');
+  return format('expected %s', schema ->> 'format');
 end
 $function$;
 
@@ -1273,166 +1699,16 @@ exception when data_exception then
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._units_close(bigint[])
- RETURNS TABLE(id bigint)
- LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION stepwell._too_many_values(field text, found bigint, most bigint)
+ RETURNS text[]
+ LANGUAGE sql
+ IMMUTABLE
 AS $function$
-#variable_conflict use_column
-begin
-return query
--- Close what instances still ask, because they have ended, or gone elsewhere. Run after they were locked.
--- Keeps: a unit that has ended stays as it is; nothing stays open.
--- Index: await_units_open, interactions_item. Locks: units, then interactions. Returns: those of them whose answers go
--- on by themselves (drop_items.sql).
-with closed as (
-  update stepwell.await_units u
-  set status = 'cancelled', finished_at = stepwell.now(), continuing = 0
-  where u.instance_id = any ($1::bigint[]) and u.status = 'waiting'
-  returning u.id, u.item_step
-), dropped as (
-  update stepwell.interactions q
-  set status = 'cancelled', finished_at = stepwell.now()
-  where q.unit_id = any (array(select c.id from closed c))
-    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
-)
-select c.id from closed c where c.item_step is not null;
-end
+select array['SW004', field, format(
+  '%s values are more than %s (max_payload / 8); store a reference instead, or raise max_payload', found, most)]
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell._units_drop_items(bigint[])
- RETURNS TABLE(id bigint, revoked text, settled text)
- LANGUAGE plpgsql
-AS $function$
-#variable_conflict use_column
-begin
-return query
--- Cancel answers that go on by themselves at units which have ended: nobody waits for them any more.
--- Run after the instances that asked were locked: no new one comes, and none of these ends meanwhile.
--- Keeps: the fence grows, so that an outcome on its way is dropped. One that somebody holds right now, being claimed or
---   in a caller's transaction, is passed over: it comes to an end that counts nowhere.
--- Index: instances_continuing, driven from the units; the primary keys. Locks: the rows, skip locked.
--- Returns: the cancelled rows. Their workers, and who waits for them, are told with the commit: that is rare.
-with live as materialized (
-  select l.id, l.was
-  from unnest($1::bigint[]) as u(id)
-  cross join lateral (
-    select i.id, i.status as was
-    from stepwell.instances i
-    where i.continues_unit_id = u.id and i.status not in ('done', 'failed', 'cancelled')
-    for no key update skip locked
-  ) l
-), cancelled as (
-  update stepwell.instances i
-  set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
-      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, joined = true
-  from live l
-  where i.id = any (array[l.id])
-  returning i.id, i.fence, i.watched, l.was = 'executing' as was_executing
-), stored as (
-  update stepwell.instance_data d
-  set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
-                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
-  from cancelled c
-  where d.id = any (array[c.id])
-)
-select c.id, case when c.was_executing then pg_notify('stepwell_revoked', c.id || ' ' || c.fence)::text end as revoked,
-       case when c.watched then pg_notify('stepwell_settled', c.id::text)::text end as settled
-from cancelled c;
-end
-$function$;
-
-CREATE OR REPLACE FUNCTION stepwell._units_settle(bigint[], integer[], integer[], text[], boolean[], integer[], integer[])
- RETURNS TABLE(queues text[], transports text[], next_deadline double precision, dropped bigint[])
- LANGUAGE plpgsql
-AS $function$
-#variable_conflict use_column
-begin
-return query
--- Count what was resolved at its units; end units that have nothing open any more, or whose time is over; let the next
--- items of a window out, and instances go on that waited for a unit.
--- Run in a transaction that has locked the instances before its last statement: nobody else changes these units.
--- $2: questions that were answered, timed out or failed for good; $3: those of them that were out; $4: what ends a unit
---   early ('timed_out', 'failed'), if it is one question or is to fail; $5: its last question has been asked; $6, $7:
---   answers that go on by themselves from now on, and such that have come to their end.
--- Keeps: the first end of a unit stands; a unit that ended early leaves no question open; an instance goes on once, and
---   only from the unit it waits for; one that parks at a unit which ended before goes on at once. Answers that go on by
---   themselves are counted while the unit waits; one that fails ends it, and so does a question that can never be sent,
---   unless the unit is to go on without those that are not answered.
--- Index: the primary keys (|| '': no other), interactions_queued, interactions_item.
--- Locks: units, then interactions, then the instances (ours already).
--- Returns: one row: the queues of instances that go on, the transports with something to send, the seconds to the first
---   deadline of what was let out, and units that ended early while answers went on by themselves (drop_items.sql).
-with given as materialized (
-  select g.unit_id, g.ended, g.is_filled, u.in_flight - g.returned as out,
-         least(u."window" - (u.in_flight - g.returned),
-               u.opened - u.resolved - g.resolved - (u.in_flight - g.returned)) as room,
-         g.resolved, u.continuing + g.continues - g.continued as continuing,
-         case
-           when u.status <> 'waiting' then u.status
-           when g.ended = 'timed_out' and (u."window" is null or u.on_timeout = 'fail') then 'timed_out'
-           when g.ended = 'failed' and (u."window" is null or g.continued > 0
-                                      or u.item_step is not null and u.on_timeout = 'fail') then 'failed'
-           when (u.is_filled or g.is_filled) and u.resolved + g.resolved >= u.opened
-             and u.continuing + g.continues - g.continued = 0 then 'completed'
-           else 'waiting'
-         end as status
-  from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::boolean[], $6::integer[], $7::integer[])
-       as g(unit_id, resolved, returned, ended, is_filled, continues, continued)
-  join stepwell.await_units u on u.id = any (array[g.unit_id])
-  where u.status || '' = 'waiting' or g.is_filled
-  order by g.unit_id
-), counted as (
-  update stepwell.await_units u
-  set resolved = u.resolved + g.resolved,
-      in_flight = g.out + case when g.status = 'waiting' then coalesce(g.room, 0) else 0 end,
-      is_filled = u.is_filled or g.is_filled,
-      continuing = case when g.status = 'waiting' then g.continuing else 0 end,
-      status = g.status,
-      finished_at = case when g.status <> 'waiting' then coalesce(u.finished_at, stepwell.now()) end
-  from given g
-  where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
-  returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport, u.item_step,
-            case when g.status = 'waiting' then g.room end as room
-), closed as (
-  update stepwell.interactions q
-  set status = 'cancelled', finished_at = stepwell.now()
-  where q.unit_id = any (array(select c.id from counted c where c.status in ('timed_out', 'failed')))
-    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
-), next_ones as materialized (
-  select n.id, c.is_sent, c.timeout
-  from counted c
-  cross join lateral (
-    select q.id
-    from stepwell.interactions q
-    where q.unit_id = c.id and q.status = 'queued'
-    order by q.item
-    limit c.room
-  ) n
-  where c.room > 0
-), released as (
-  update stepwell.interactions q
-  set status = case when n.is_sent then 'waiting' else 'dispatched' end, deadline = stepwell.now() + n.timeout,
-      next_at = stepwell.now()
-  from next_ones n
-  where q.id = any (array[n.id])
-  returning case when n.is_sent then q.transport end as transport, n.timeout
-), woken as (
-  update stepwell.instances i
-  set status = 'runnable', due_at = stepwell.now(), updated_at = stepwell.now()
-  from counted c
-  where i.id = any (array[c.instance_id]) and i.status || '' = 'awaiting_external' and i.await_unit_id = c.id
-    and c.status <> 'waiting'
-  returning i.queue
-)
-select array(select w.queue from woken w) as queues,
-       array(select distinct r.transport from released r where r.transport is not null) as transports,
-       (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline,
-       array(select c.id from counted c
-             where c.item_step is not null and c.status in ('timed_out', 'failed')) as dropped;
-end
-$function$;
-
-CREATE OR REPLACE FUNCTION stepwell.cancel(id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, reason text DEFAULT NULL::text, cascade boolean DEFAULT true, by text DEFAULT NULL::text, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
+CREATE OR REPLACE FUNCTION stepwell.cancel(id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, reason text DEFAULT NULL::text, cascade boolean DEFAULT true, by text DEFAULT NULL::text, tenant text DEFAULT NULL::text, notify boolean DEFAULT true)
  RETURNS boolean
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -1463,23 +1739,19 @@ CREATE OR REPLACE FUNCTION stepwell.complete(reply jsonb, interaction uuid DEFAU
 AS $function$
 #variable_conflict use_column
 declare
-  largest constant bigint := (select m.max_payload from stepwell.meta m);
   given constant jsonb := coalesce(complete.reply, 'null');
+  is_read boolean;
   seal constant text := encode(sha256(convert_to(complete.token, 'UTF8')), 'hex');
   signed constant jsonb := case when length(complete.token) <= 4096 then stepwell._token_facts(complete.token) end;
   signer constant text := split_part(complete.token, '.', 2);
   facts constant jsonb := case when complete.interaction is null and complete.correlation is null then signed end;
   asked record;
+  problem text[];
   judged record;
   settled record;
 begin
   perform stepwell._check_isolation();
-  if octet_length(given::text) > largest then
-    perform stepwell._refuse('SW004', 'reply', format(
-      '%s bytes are more than max_payload (%s); send a reference instead', octet_length(given::text), largest));
-  elsif stepwell._json_problem(given) is not null then
-    perform stepwell._refuse('SW001', 'reply', stepwell._json_problem(given));
-  elsif complete.interaction is null and complete.correlation is null and complete.token is null then
+  if complete.interaction is null and complete.correlation is null and complete.token is null then
     perform stepwell._refuse('SW001', 'interaction', 'name the question by its id, its correlation or its token');
   elsif complete.interaction is null and complete.correlation is null and facts is null then
     perform stepwell._refuse('SW022', 'token', 'is malformed; hand it on as it was issued');
@@ -1499,10 +1771,20 @@ begin
       coalesce(complete.interaction, complete.correlation, (facts ->> 1)::uuid)));
   end if;
   perform stepwell._operators_lock(array[asked.instance_id]);
-  select a.verdict, a.problem, a.status, a.unit_id, a.was_out, a.continues_in into judged
-  from stepwell._interactions_admit(json_build_array(json_build_object(
-    'position', 0, 'id', asked.id, 'reply', given, 'actor', complete.actor, 'token', signed, 'token_key', signer,
-    'seal', seal, 'is_checked', false))) a;
+  foreach is_read in array array[false, true] loop
+    if is_read then
+      problem := stepwell._payload_problem('reply', given, (select m.max_payload from stepwell.meta m));
+    end if;
+    if problem is not null then
+      perform stepwell._refuse(problem[1], problem[2], problem[3]);
+    end if;
+    select a.verdict, a.problem, a.status, a.unit_id, a.was_out, a.continues_in into judged
+    from stepwell._interactions_complete(json_build_array(json_build_object(
+      'position', 0, 'id', asked.id, 'reply', case when is_read then given end, 'actor', complete.actor,
+      'token', signed, 'token_key', signer, 'seal', seal, 'is_checked', not is_read,
+      'problem', 'reply: was not read yet'))) a;
+    exit when judged.verdict in ('token', 'retired', 'closed', 'late');
+  end loop;
 
   case judged.verdict
     when 'token' then perform stepwell._refuse('SW022', 'token', case
@@ -1518,7 +1800,7 @@ begin
     when 'duplicate' then null;
     else
       select s.queues, s.transports, s.next_deadline into settled
-      from stepwell._units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
+      from stepwell._await_units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
                                   array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
       if complete.notify is not false then
         perform pg_notify('stepwell_work', q.queue)
@@ -1533,6 +1815,12 @@ begin
   return query select asked.id::uuid, asked.instance_id, judged.verdict = 'duplicate';
 end
 $function$;
+
+CREATE OR REPLACE FUNCTION stepwell.instant()
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+ STABLE PARALLEL SAFE
+RETURN statement_timestamp();
 
 CREATE OR REPLACE FUNCTION stepwell.now()
  RETURNS timestamp with time zone
@@ -1562,7 +1850,7 @@ begin
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell.signal(name text, payload jsonb DEFAULT NULL::jsonb, id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, dedup_key text DEFAULT NULL::text, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
+CREATE OR REPLACE FUNCTION stepwell.signal(name text, payload jsonb DEFAULT NULL::jsonb, id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, dedup_key text DEFAULT NULL::text, tenant text DEFAULT NULL::text, notify boolean DEFAULT true)
  RETURNS bigint
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -1585,9 +1873,10 @@ begin
     perform stepwell._refuse(problem[1], problem[2], problem[3]);
   end if;
   reached := (select s.id
-              from stepwell._signal(array[signal.id], array[coalesce(signal.tenant, '')], array[signal.key],
-                                    array[signal.name], array[coalesce(signal.payload, 'null')::text],
-                                    array[signal.dedup_key], signal.notify) s);
+              from stepwell._signal(
+                array[signal.id], array[coalesce(signal.tenant, case when signal.id is null then '' end)],
+                array[signal.key], array[signal.name], array[coalesce(signal.payload, 'null')::text],
+                array[signal.dedup_key], signal.notify) s);
   if reached is null then
     perform stepwell._refuse('SW011', case when id is null then 'key' else 'id' end, format(
       'nobody to signal: no live instance with %s', coalesce('id ' || id, 'key ' || quote_literal(key))));
@@ -1616,25 +1905,33 @@ begin
   perform stepwell._check_shape('signals', signals, '{"id": "number", "key": "string", "name": "string",
     "payload": null, "dedup_key": "string", "tenant": "string", "checked": "boolean"}');
 
-  select (array_agg(array[c.problem[1], c.problem[2], c.problem[3], (c.place - 1)::text] order by c.place)
-          filter (where c.problem is not null)) as problems,
+  with sent as materialized (
+    select r.*, coalesce(r.checked, false) as is_checked
+    from rows from (jsonb_to_recordset(signals) as (
+      id numeric, tenant text, key text, name text, payload jsonb, dedup_key text, checked boolean)
+    ) with ordinality as r(id, tenant, key, name, payload, dedup_key, checked, place)
+  ), bad as materialized (
+    select c.place, p.problem
+    from (select s.* from sent s order by s.place offset 0) c
+    cross join lateral (
+      select stepwell._signal_problem(c.id, c.key, c.name, c.dedup_key, c.tenant, c.payload, c.is_checked,
+                                      (select max_payload from stepwell.meta)) as problem
+      offset 0) p
+    where p.problem is not null
+    limit 1
+  )
+  select (select b.problem from bad b) as problem, (select b.place - 1 from bad b) as place,
          array_agg(case when c.id between 1 and 9223372036854775807 then c.id::bigint
                         when c.id is not null then 0 end) as id,
-         array_agg(coalesce(c.tenant, '')) as tenant, array_agg(c.key) as key, array_agg(c.name) as name,
-         array_agg(coalesce(c.payload, 'null')::text) as payload, array_agg(c.dedup_key) as dedup_key
+         array_agg(coalesce(c.tenant, case when c.id is null then '' end)) as tenant,
+         array_agg(c.key) as key, array_agg(c.name) as name,
+         array_agg(coalesce(c.payload, 'null')::text) as payload,
+         array_agg(c.dedup_key) as dedup_key
   into given
-  from (select e.*, stepwell._signal_problem(
-                 e.id, e.key, e.name, e.dedup_key, e.tenant, e.payload, e.is_checked,
-                 (select max_payload from stepwell.meta)) as problem
-        from (select r.*, coalesce(r.checked, false) as is_checked
-              from rows from (jsonb_to_recordset(signals) as (
-                id numeric, tenant text, key text, name text, payload jsonb, dedup_key text, checked boolean)
-              ) with ordinality as r(id, tenant, key, name, payload, dedup_key, checked, place)
-              offset 0) e
-        order by e.place) c;
-  if given.problems is not null then
-    perform stepwell._refuse(given.problems[1][1], given.problems[1][2], given.problems[1][3]
-      || case when jsonb_array_length(signals) > 1 then format(' (in signals[%s])', given.problems[1][4]) else '' end);
+  from (select s.* from sent s where not exists (select from bad) order by s.place) c;
+  if given.problem is not null then
+    perform stepwell._refuse(given.problem[1], given.problem[2], given.problem[3]
+      || case when jsonb_array_length(signals) > 1 then format(' (in signals[%s])', given.place) else '' end);
   elsif given.name is not null then
     return query select * from stepwell._signal(
       given.id, given.tenant, given.key, given.name, given.payload, given.dedup_key, notify);
@@ -1709,6 +2006,7 @@ CREATE OR REPLACE FUNCTION stepwell.start_many(entries jsonb, notify boolean DEF
 AS $function$
 #variable_conflict use_column
 declare
+  may_vouch constant boolean := has_table_privilege(session_user, 'stepwell.instance_data', 'insert');
   given record;
 begin
   perform stepwell._check_isolation();
@@ -1717,48 +2015,56 @@ begin
     "at": "string", "concurrency_key": "string", "concurrency_limit": "string", "rate_limit": "string",
     "weight": "number", "tenant": "string", "checked": "boolean"}');
 
-  select (array_agg(array[c.problem[1], c.problem[2], c.problem[3], (c.place - 1)::text] order by c.place)
-          filter (where c.problem is not null)) as problems,
+  with sent as materialized (
+    select e.*, m.name as known, m.version as known_version, m.initial, m.queue as known_queue, m.steps, x.*
+    from rows from (
+      jsonb_array_elements(entries),
+      jsonb_to_recordset(entries) as (
+        machine text, version numeric, step text, key text, queue text, priority numeric, delay numeric, at text,
+        concurrency_key text, concurrency_limit text, rate_limit text, weight numeric, tenant text, state jsonb,
+        checked boolean)
+    ) with ordinality as e(entry, machine, version, step, key, queue, priority, delay, written_at, concurrency_key,
+                           concurrency_limit, rate_limit, weight, tenant, state, checked, place)
+    left join stepwell.machines m
+      on m.name = e.machine and case when e.version is null then m.active else m.version = e.version end
+    cross join lateral (
+      select case when e.written_at is not null then stepwell._read_time(e.written_at) end as at,
+             case when e.entry ? 'key_scope' then e.entry ->> 'key_scope' else 'live' end as scope,
+             coalesce(e.checked, false) and may_vouch as is_checked,
+             m.limits -> coalesce(e.step, m.initial) as declared
+      offset 0) x
+  ), bad as materialized (
+    select c.place, p.problem
+    from (select s.* from sent s order by s.place offset 0) c
+    cross join lateral (
+      select coalesce(stepwell._start_problem(
+               c.machine, c.version, c.step, c.key, c.scope, c.queue, c.priority, c.delay, c.written_at, c.at,
+               c.concurrency_key, c.tenant, c.state, c.is_checked, c.known, c.steps,
+               (select max_payload from stepwell.meta)),
+             case when coalesce(c.concurrency_limit, c.rate_limit, c.weight::text) is not null then
+               stepwell._limit_problem(c.declared, c.concurrency_limit, c.rate_limit, c.weight) end) as problem
+      offset 0) p
+    where p.problem is not null
+    limit 1
+  )
+  select (select b.problem from bad b) as problem, (select b.place - 1 from bad b) as place,
          array_agg(c.known) as machine, array_agg(c.known_version) as version,
          array_agg(coalesce(c.step, c.initial)) as step,
          array_agg(coalesce(c.queue, c.known_queue)) as queue,
-         array_agg(coalesce(c.priority, 0)::smallint) filter (where c.problem is null) as priority,
-         array_agg(make_interval(secs => c.delay::float8)) filter (where c.problem is null) as delay,
+         array_agg(coalesce(c.priority, 0)::smallint) as priority,
+         array_agg(make_interval(secs => c.delay::float8)) as delay,
          array_agg(c.at) as at, array_agg(coalesce(c.tenant, '')) as tenant,
          array_agg(case when c.scope is not null then c.key end) as key,
          array_agg(case when c.key is not null then c.scope end) as key_scope,
          array_agg(c.concurrency_key) as concurrency_key,
          array_agg(case when c.state is null or c.state = 'null' then '{}' else c.state::text end) as state,
          array_agg(not c.is_checked) as unchecked,
-         array_agg(stepwell._needs(c.declared, c.concurrency_limit, c.rate_limit, c.weight))
-           filter (where c.problem is null) as needs
+         array_agg(stepwell._needs(c.declared, c.concurrency_limit, c.rate_limit, c.weight)) as needs
   into given
-  from (select e.*, m.name as known, m.version as known_version, m.initial, m.queue as known_queue, x.*,
-               coalesce(stepwell._start_problem(
-                 e.machine, e.version, e.step, e.key, x.scope, e.queue, e.priority, e.delay, e.written_at, x.at,
-                 e.concurrency_key, e.tenant, e.state, x.is_checked, m.name, m.steps,
-                 (select max_payload from stepwell.meta)),
-                 case when coalesce(e.concurrency_limit, e.rate_limit, e.weight::text) is not null then
-                   stepwell._limit_problem(x.declared, e.concurrency_limit, e.rate_limit, e.weight) end) as problem
-        from rows from (
-          jsonb_array_elements(entries),
-          jsonb_to_recordset(entries) as (
-            machine text, version numeric, step text, key text, queue text, priority numeric, delay numeric, at text,
-            concurrency_key text, concurrency_limit text, rate_limit text, weight numeric, tenant text, state jsonb,
-            checked boolean)
-        ) with ordinality as e(entry, machine, version, step, key, queue, priority, delay, written_at, concurrency_key,
-                               concurrency_limit, rate_limit, weight, tenant, state, checked, place)
-        left join stepwell.machines m
-          on m.name = e.machine and case when e.version is null then m.active else m.version = e.version end
-        cross join lateral (
-          select case when e.written_at is not null then stepwell._read_time(e.written_at) end as at,
-                 case when e.entry ? 'key_scope' then e.entry ->> 'key_scope' else 'live' end as scope,
-                 coalesce(e.checked, false) as is_checked, m.limits -> coalesce(e.step, m.initial) as declared
-          offset 0) x
-        order by e.place) c;
-  if given.problems is not null then
-    perform stepwell._refuse(given.problems[1][1], given.problems[1][2], given.problems[1][3]
-      || case when jsonb_array_length(entries) > 1 then format(' (in entries[%s])', given.problems[1][4]) else '' end);
+  from (select s.* from sent s where not exists (select from bad) order by s.place) c;
+  if given.problem is not null then
+    perform stepwell._refuse(given.problem[1], given.problem[2], given.problem[3]
+      || case when jsonb_array_length(entries) > 1 then format(' (in entries[%s])', given.place) else '' end);
   elsif given.machine is not null then
     return query select * from stepwell._start(
       given.machine, given.version, given.step, given.queue, given.priority, given.delay, given.at, given.tenant,
@@ -1768,7 +2074,7 @@ begin
 end
 $function$;
 
-CREATE OR REPLACE FUNCTION stepwell.try_cancel(id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, reason text DEFAULT NULL::text, cascade boolean DEFAULT true, by text DEFAULT NULL::text, tenant text DEFAULT ''::text, notify boolean DEFAULT true)
+CREATE OR REPLACE FUNCTION stepwell.try_cancel(id bigint DEFAULT NULL::bigint, key text DEFAULT NULL::text, reason text DEFAULT NULL::text, cascade boolean DEFAULT true, by text DEFAULT NULL::text, tenant text DEFAULT NULL::text, notify boolean DEFAULT true)
  RETURNS boolean
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -1794,6 +2100,7 @@ declare
   queues text[] := '{}';
   is_cancelled boolean := false;
   frees_keys boolean := false;
+  dropped bigint[];
   why constant text := coalesce(nullif(try_cancel.reason, ''), 'cancelled');
   tells constant boolean := try_cancel.notify is not false;
   error constant text := jsonb_build_object('type', 'Cancelled', 'message', why, 'traceback', null);
@@ -1808,12 +2115,17 @@ begin
     perform stepwell._refuse('SW001', 'key', stepwell._name_problem(try_cancel.key));
   elsif stepwell._name_problem(try_cancel.tenant, true) is not null then
     perform stepwell._refuse('SW001', 'tenant', stepwell._name_problem(try_cancel.tenant, true));
+  elsif stepwell._name_problem(try_cancel.by, true) is not null then
+    perform stepwell._refuse('SW001', 'by', stepwell._name_problem(try_cancel.by, true));
+  elsif char_length(try_cancel.reason) > 10000 then  -- each cancelled instance stores it twice
+    perform stepwell._refuse('SW001', 'reason', format(
+      'has %s characters, 10000 are allowed', char_length(try_cancel.reason)));
   end if;
   root := coalesce(try_cancel.id, (select k.id
                                from stepwell._instances_find_key(coalesce(try_cancel.tenant, ''), try_cancel.key) k));
   select i.status in ('done', 'failed', 'cancelled') as already into ended
   from stepwell.instances i
-  where i.id = root;
+  where i.id = root and (try_cancel.id is null or try_cancel.tenant is null or i.tenant || '' = try_cancel.tenant);
   if not found then
     return null;
   elsif ended.already then
@@ -1848,13 +2160,15 @@ begin
         perform pg_notify('stepwell_settled', ended.id::text);
       end if;
     end loop;
-    perform stepwell._units_drop_items(array(select c.id from stepwell._units_close(ids) c));
+    dropped := array(select c.id from stepwell._await_units_close(ids) c);
     foreach unit in array continued loop
       select s.queues, s.dropped into settled
-      from stepwell._units_settle(array[unit], array[0], array[0], array['failed'], array[false], array[0], array[1]) s;
+      from stepwell._await_units_settle(array[unit], array[0], array[0], array['failed'], array[false], array[0], array[1]) s;
       queues := queues || settled.queues;
-      perform stepwell._units_drop_items(settled.dropped);
+      dropped := dropped || settled.dropped;
     end loop;
+    frees_keys := exists (select from stepwell._await_units_drop_items(dropped) d
+                          where d.concurrency_key is not null or d.concurrency_limit is not null) or frees_keys;
     queues := queues || array(select j.queue from stepwell._children_join(joined_parents, rounds) j);
     exit when not try_cancel.cascade;
   end loop;
@@ -1881,19 +2195,19 @@ create table stepwell.await_units (
   opened          integer default 0 not null,
   resolved        integer default 0 not null,
   in_flight       integer default 0 not null,
+  continuing      integer default 0 not null,
+  max_items       integer default 10000 not null,
   is_filled       boolean default false not null,
   is_sent         boolean not null,
   requires_token  boolean not null,
   tenant          text collate "C" not null,
   machine         text collate "C" not null,
   step            text collate "C" not null,
+  item_step       text collate "C",
   transport       text collate "C" not null,
   reply_type      text collate "C" not null,
   on_timeout      text collate "C" not null,
   status          text collate "C" default 'waiting'::text not null,
-  item_step       text collate "C",
-  continuing      integer default 0 not null,
-  max_items       integer default 10000 not null,
   constraint await_units_pkey PRIMARY KEY (id),
   constraint continuing_not_negative CHECK (continuing >= 0),
   constraint no_more_than_opened CHECK (in_flight >= 0 AND resolved >= 0 AND (in_flight + resolved) <= opened),
@@ -1917,24 +2231,38 @@ create table stepwell.buckets (
 CREATE INDEX buckets_next ON stepwell.buckets USING btree (next_at)
   WHERE (next_at IS NOT NULL);
 
+create table stepwell.cleanups (
+  unit_id      bigint not null,
+  is_deletion  boolean default false not null,
+  next_item    integer default 0 not null,
+  constraint cleanups_pkey PRIMARY KEY (unit_id)
+);
+
 create table stepwell.instance_data (
   id         bigint not null,
   state      jsonb not null,
   result     jsonb,
   error      jsonb,
   operated   jsonb,
+  pause      jsonb,
   unchecked  boolean default false not null,
   constraint instance_data_pkey PRIMARY KEY (id)
-) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, fillfactor=50);
+) with (fillfactor=50, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0);
 
 create table stepwell.instances (
   id                 bigint generated always as identity not null,
   fence              bigint default 0 not null,
+  committed_fence    bigint,
+  dropped_fence      bigint,
   worker_id          bigint,
   parent_id          bigint,
   await_unit_id      bigint,
+  filling_unit_id    bigint,
+  continues_unit_id  bigint,
+  share              bigint,
   due_at             timestamp with time zone not null,
   claimed_at         timestamp with time zone,
+  paused_at          timestamp with time zone,
   deadline           timestamp with time zone,
   created_at         timestamp with time zone not null,
   updated_at         timestamp with time zone not null,
@@ -1948,10 +2276,13 @@ create table stepwell.instances (
   child_index        integer,
   children_pending   integer default 0 not null,
   weight             integer default 1 not null,
+  slot               integer,
   priority           smallint default 0 not null,
   joined             boolean default false not null,
   watched            boolean default false not null,
   has_inbox          boolean default false not null,
+  has_news           boolean,
+  has_checkpoints    boolean,
   tenant             text collate "C" default ''::text not null,
   machine            text collate "C" not null,
   step               text collate "C" not null,
@@ -1961,26 +2292,22 @@ create table stepwell.instances (
   queue              text collate "C" not null,
   concurrency_key    text collate "C",
   concurrency_limit  text collate "C",
+  own_limit          text collate "C",
   rate_limit         text collate "C",
   awaits             text[] collate "C",
   key                text collate "C",
   key_scope          text collate "C",
-  slot               integer,
-  own_limit          text collate "C",
-  share              bigint,
-  filling_unit_id    bigint,
-  continues_unit_id  bigint,
   constraint instances_pkey PRIMARY KEY (id),
   constraint awaiting_signal_has_names CHECK (status <> 'awaiting_signal'::text OR awaits IS NOT NULL),
   constraint children_not_negative CHECK (children_pending >= 0),
   constraint executing_has_worker CHECK ((status = 'executing'::text) = (worker_id IS NOT NULL)),
   constraint finished_has_end CHECK ((status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text])) = (finished_at IS NOT NULL)),
   constraint hold_known CHECK (hold = ANY (ARRAY['due'::text, 'key'::text, 'limit'::text, 'rate'::text, 'version'::text, 'unfit'::text, 'paused'::text])),
-  constraint key_has_scope CHECK ((key IS NULL) = (key_scope IS NULL) AND (key_scope = ANY (ARRAY['live'::text, 'forever'::text]))),
+  constraint key_has_scope CHECK ((key IS NULL) = (key_scope IS NULL) AND (key_scope = ANY (ARRAY['live'::text, 'forever'::text, 'pending'::text]))),
   constraint only_executing_has_slot CHECK (slot IS NULL OR status = 'executing'::text),
   constraint only_runnable_is_held CHECK (hold IS NULL OR status = 'runnable'::text),
   constraint status_known CHECK (status = ANY (ARRAY['runnable'::text, 'executing'::text, 'awaiting_signal'::text, 'awaiting_children'::text, 'awaiting_external'::text, 'done'::text, 'failed'::text, 'cancelled'::text]))
-) with (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05, fillfactor=50);
+) with (fillfactor=50, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05);
 CREATE INDEX instances_behind_key ON stepwell.instances USING btree (concurrency_key, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'key'::text));
 CREATE INDEX instances_claim ON stepwell.instances USING btree (queue, priority, due_at, id)
@@ -2007,6 +2334,8 @@ CREATE INDEX instances_in_limit_line ON stepwell.instances USING btree (concurre
   WHERE ((status = 'runnable'::text) AND (hold = 'limit'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_in_rate_line ON stepwell.instances USING btree (rate_limit, queue, priority, due_at, id)
   WHERE ((status = 'runnable'::text) AND (hold = 'rate'::text) AND (hold_reason IS NULL));
+CREATE INDEX instances_joining ON stepwell.instances USING btree (id)
+  WHERE (status = 'awaiting_children'::text);
 CREATE INDEX instances_key ON stepwell.instances USING btree (tenant, key, id)
   WHERE (key_scope IS NOT NULL);
 CREATE INDEX instances_parent ON stepwell.instances USING btree (parent_id, parent_round, child_index)
@@ -2040,11 +2369,11 @@ create table stepwell.interactions (
   idempotency_key  text not null,
   error            text,
   seal             bytea,
+  earlier_seals    bytea[],
   request          jsonb not null,
   reply            jsonb,
   metadata         jsonb,
   facts            jsonb,
-  earlier_seals    bytea[],
   constraint interactions_pkey PRIMARY KEY (id),
   constraint dispatching_has_worker CHECK (status <> 'dispatching'::text OR worker_id IS NOT NULL),
   constraint only_completed_has_reply CHECK ((status = 'completed'::text) = (reply IS NOT NULL)),
@@ -2084,6 +2413,11 @@ create table stepwell.limits (
   constraint rate_has_bucket CHECK ((kind = 'rate'::text) = (per IS NOT NULL AND burst IS NOT NULL))
 );
 
+create table stepwell.locks (
+  number  bigint not null,
+  constraint locks_pkey PRIMARY KEY (number)
+);
+
 create table stepwell.machines (
   name        text collate "C" not null,
   version     integer not null,
@@ -2094,6 +2428,7 @@ create table stepwell.machines (
   updated_at  timestamp with time zone default now() not null,
   retention   interval default '1 day'::interval,
   limits      jsonb default '{}'::jsonb not null,
+  shape       text,
   constraint machines_pkey PRIMARY KEY (name, version)
 );
 CREATE UNIQUE INDEX machines_active ON stepwell.machines USING btree (name)
@@ -2102,8 +2437,11 @@ CREATE UNIQUE INDEX machines_active ON stepwell.machines USING btree (name)
 create table stepwell.meta (
   singleton    boolean default true not null,
   version      integer not null,
+  oldest_code  integer not null,
   migrated_at  timestamp with time zone default now() not null,
   max_payload  bigint default 1048576 not null,
+  secret       bytea default decode(replace(((gen_random_uuid())::text || (gen_random_uuid())::text), '-'::text, ''::text), 'hex'::text) not null,
+  client_role  text,
   constraint meta_pkey PRIMARY KEY (singleton),
   constraint meta_singleton_check CHECK (singleton)
 );
@@ -2159,7 +2497,7 @@ create table stepwell.tombstones (
 );
 
 create table stepwell.workers (
-  id            bigint generated always as identity not null,
+  id            bigint default ((((('x'::text || "left"((gen_random_uuid())::text, 8)) || "right"((gen_random_uuid())::text, 8)))::bit(64))::bigint & '9223372036854775807'::bigint) not null,
   host          text not null,
   boot          text not null,
   pid           integer not null,
@@ -2178,4 +2516,10 @@ create table stepwell.workers (
   constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=200);
 
-insert into stepwell.meta (version) values (14);
+insert into stepwell.meta (version, oldest_code) values (1, 1);
+
+insert into stepwell.locks select generate_series(1, 3);
+
+insert into stepwell.locks select generate_series(4096, 9215);
+
+insert into stepwell.locks select generate_series(12288, 13311);

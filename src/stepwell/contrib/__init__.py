@@ -1,1 +1,1 @@
-"""Doors for frameworks; each module needs its framework only when it is used."""
+"""Integrations with frameworks; each module needs its framework only when it is used."""

@@ -1,4 +1,4 @@
-"""The lifespan of a Starlette or FastAPI application: its engine open, and a worker beside it if one is wanted."""
+"""The lifespan of a Starlette or FastAPI application: it opens the engine, and runs a worker beside it if asked to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from stepwell.engine import Engine
 
 State = Mapping[str, Any]
-Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]  # what an application takes and calls with itself
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]  # what an application takes, and calls with itself
 
 
 def lifespan(

@@ -1,4 +1,4 @@
-"""The system user the server runs as, and the folders it needs."""
+"""The system user that the server runs as, and the folders it needs."""
 
 from __future__ import annotations
 
@@ -6,39 +6,47 @@ import os
 import pwd
 import stat
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.errors import EmbeddedError
 
+PRIVATE, SHARED = "stepwell", "nobody"
 _ENVIRONMENT = ("PATH", "TZ", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)
 class Account:
-    """The system user the server runs as: the caller's own, or `nobody` for root."""
+    """The system user that the server runs as: the caller's own; for root `stepwell` if it exists, or else `nobody`."""
 
     uid: int
     gid: int
+    name: str = ""  # set for root only
 
     @classmethod
     def of_the_server(cls) -> Account:
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid())
-        try:
-            nobody = pwd.getpwnam("nobody")
-        except KeyError:
-            raise EmbeddedError(
-                "Postgres refuses root, and there is no user 'nobody' to run it as; run as another user"
-            ) from None
-        return cls(nobody.pw_uid, nobody.pw_gid)
+        for name in (PRIVATE, SHARED):
+            with suppress(KeyError):
+                found = pwd.getpwnam(name)
+                return cls(found.pw_uid, found.pw_gid, name)
+        raise EmbeddedError(
+            f"Postgres refuses root, and there is no user {PRIVATE!r} or {SHARED!r} to run it as; run as another user"
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether unrelated services may run as that user too, with all of its rights."""
+        return self.name == SHARED
 
     @property
     def is_ours(self) -> bool:
         return self.uid == os.geteuid()
 
     def run(self, program: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        # Neither PGPORT and its kin nor the caller's secrets are the server's business.
+        # The server needs neither PGPORT and its kin nor the caller's secrets.
         passed_on = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         return subprocess.run(  # noqa: S603 - a program of the wheel, without a shell
             [program, *arguments],
@@ -69,7 +77,7 @@ class Account:
                 folder.mkdir(exist_ok=True)
                 folder.chmod(0o700 if self.is_ours else 0o755)
         except OSError as error:
-            raise EmbeddedError(f"can not create {home}: {error.strerror}; set STEPWELL_DATA_HOME") from error
+            raise EmbeddedError(f"cannot create {home}: {error.strerror}; set STEPWELL_DATA_HOME") from error
         if not self.is_ours:
             self._check_passage(home)
 
@@ -79,6 +87,6 @@ class Account:
             others = stat.S_IXGRP if found.st_gid == self.gid else stat.S_IXOTH
             if not found.st_mode & (stat.S_IXUSR if found.st_uid == self.uid else others):
                 raise EmbeddedError(
-                    f"for root Postgres runs as the user 'nobody', who may not enter {folder}; "
-                    "set STEPWELL_DATA_HOME to a folder whose parents everyone may enter"
+                    f"for root Postgres runs as the user {self.name!r}, which may not enter {folder}; "
+                    "set STEPWELL_DATA_HOME to a folder with parents that everyone may enter"
                 )

@@ -1,4 +1,4 @@
-"""A flock that ends with its process, and is never handed down."""
+"""A flock that ends with its process, and is never inherited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Lock:
-    """A flock on a file of its own, never handed down to a child."""
+    """A flock on its own file, never inherited by a child."""
 
     _open: set[Lock] = set()  # noqa: RUF012 - ClassVar would hide that this is one set for the whole process
 
@@ -23,7 +23,7 @@ class Lock:
         return self in self._open
 
     def is_the_only_one(self) -> bool:
-        """Turn a shared lock into an exclusive one, which works only when nobody shares it."""
+        """Turn a shared lock into an exclusive one; False if another process shares it."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,5 +47,5 @@ class Lock:
         self.close()
 
 
-# A fork shares the open file, and with it the lock, which would then outlive us: the child lets go at once.
+# A fork shares the open file, and with it the lock, which would then outlive us: the child closes it at once.
 os.register_at_fork(after_in_child=Lock.close_all)

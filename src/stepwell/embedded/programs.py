@@ -1,4 +1,4 @@
-"""Postgres' programs: found in the wheel, and copied to where `nobody` may read them when we are root."""
+"""Postgres' programs: found in the wheel, and copied to where `nobody` may read them if we are root."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -20,12 +21,23 @@ _INSTALL = "pginstall18"
 
 
 def installed() -> bool:
-    """Whether the wheel with Postgres is there."""
+    """Whether the wheel with Postgres is installed."""
     return _package() is not None
 
 
+def release() -> str | None:
+    """The release of Postgres in the wheel, such as "18.4"; None without the wheel."""
+    package = _package()
+    if package is None:
+        return None
+    printed = subprocess.run(  # noqa: S603 - a program of the wheel, without a shell
+        [package / _INSTALL / "bin" / "postgres", "--version"], capture_output=True, text=True, check=False
+    )
+    return printed.stdout.rpartition(")")[2].strip() or "of an unknown release"
+
+
 def data_home() -> Path:
-    """Where embedded clusters live: $STEPWELL_DATA_HOME, or the place the system has for such data."""
+    """The folder of embedded clusters: $STEPWELL_DATA_HOME, or the system's folder for such data."""
     if chosen := os.environ.get("STEPWELL_DATA_HOME"):
         return Path(chosen).expanduser().absolute()
     if os.geteuid() == 0:
@@ -67,7 +79,7 @@ def _copy_programs(package: Path, copy: Path) -> None:
 
 
 def sibling(path: Path) -> Path:
-    """A folder to be filled and then renamed to `path`; what killed processes left of theirs is removed."""
+    """A folder to be filled and then renamed to `path`; such folders of killed processes are removed."""
     prefix = f"{path.name}.partial-"
     for leftover in path.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover, ignore_errors=True)

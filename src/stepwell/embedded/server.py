@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import fcntl
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -20,14 +21,20 @@ from types import MappingProxyType
 from typing import Literal, Self
 from urllib.parse import quote
 
-from stepwell.embedded.account import Account
+from stepwell.embedded.account import PRIVATE, SHARED, Account
 from stepwell.embedded.lock import Lock
 from stepwell.embedded.programs import data_home, programs, sibling
 from stepwell.errors import EmbeddedError
 
+log = logging.getLogger("stepwell")
+
+SHARED_ACCOUNT = (
+    f"embedded: as root, Postgres runs as the user {SHARED!r}, and all that runs as that user on this host may "
+    f"read and change all of it. For a user of its own: useradd --system {PRIVATE}; or do not run as root"
+)
 _PORT = 5432
 _SOCKET = f".s.PGSQL.{_PORT}"
-_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows four more
+_SOCKET_PATH_BYTES = 103  # the limit of macOS; Linux allows four more
 _PATIENCE = 120.0  # seconds; recovery after a crash replays up to a gigabyte of WAL
 _SETTINGS = {
     "listen_addresses": "",
@@ -47,7 +54,7 @@ class EmbeddedServer:
     """One cluster folder and the Postgres on it, shared by all processes and objects that join it.
 
     The last to leave stops the server. If the last one was killed, the server keeps running, and the next
-    one to join and leave stops it. `settings` are more options for Postgres, used by whoever starts it.
+    one to join and leave stops it. `settings` are more options for Postgres, used by the one that starts it.
     """
 
     def __init__(
@@ -55,13 +62,13 @@ class EmbeddedServer:
     ) -> None:
         self.folder = (folder or data_home() / "postgres-18").resolve()
         if set(str(self.folder)) & set('"$`\\\n,'):
-            raise EmbeddedError(f"{self.folder} has a character pg_ctl can not take; name another folder")
+            raise EmbeddedError(f"{self.folder} has a character that pg_ctl cannot take; name another folder")
         self._settings = dict(settings)
         self._account = Account.of_the_server()
         self._user: Lock | None = None
 
     def join(self) -> str:
-        """Have the server running until we leave; gives the URL of its database `stepwell`."""
+        """Keep the server running until `leave`; returns the URL of its database `stepwell`."""
         if self._user is None or not self._user.held:
             with self._deciding():
                 user = Lock(self._beside("users"), fcntl.LOCK_SH)
@@ -76,7 +83,7 @@ class EmbeddedServer:
         return self.url()
 
     def leave(self) -> None:
-        """Do without the server from now on; the last one to leave stops it."""
+        """Stop using the server; the last one to leave stops it."""
         atexit.unregister(self.leave)
         user, self._user = self._user, None
         if user is None or not user.held:
@@ -86,17 +93,17 @@ class EmbeddedServer:
                 self._stop("fast")
 
     def start(self) -> None:
-        """Start the server if it does not run, whoever has joined it."""
+        """Start the server if it does not run, also for others that have joined it."""
         with self._deciding():
             self._start()
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server if it runs, whoever has joined it; "immediate" is a crash that needs recovery."""
+        """Stop the server if it runs, even if others have joined it; "immediate" is a crash that needs recovery."""
         with self._deciding():
             self._stop(mode)
 
     def url(self, database: str = "stepwell") -> str:
-        # The port is named, for a driver would otherwise take it from $PGPORT.
+        # The port is given, as a driver would otherwise take it from $PGPORT.
         host = quote(str(self._socket_folder()))
         return f"postgresql://postgres@/{quote(database, safe='')}?host={host}&port={_PORT}"
 
@@ -131,10 +138,10 @@ class EmbeddedServer:
         self._check_owner()
         self._make_socket_folder()
         deadline = time.monotonic() + _PATIENCE
-        # "starting" and "stopping" are seen only after a process was killed while it did either.
+        # "starting" and "stopping" are only seen if a process was killed during either.
         while (status := self._status()) != "ready":
             if time.monotonic() > deadline:
-                raise self._problem("does not get ready", f"it is {status} after {_PATIENCE:g} s")
+                raise self._problem("did not become ready", f"it is {status} after {_PATIENCE:g} s")
             if status is None:
                 self._launch()
             else:
@@ -143,7 +150,8 @@ class EmbeddedServer:
     def _init(self) -> None:
         partial = sibling(self.folder)
         self._account.make_private(partial)
-        cluster = (f"--pgdata={partial}", "--username=postgres", "--auth=trust", "--no-sync")
+        cluster = (f"--pgdata={partial}", "--username=postgres", "--auth-local=trust", "--auth-host=reject",
+                   "--no-sync")
         # The builtin locale needs none of the system's, of which a bare machine has few.
         locale = ("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
         try:
@@ -152,7 +160,7 @@ class EmbeddedServer:
                 raise self._problem("has no cluster, and initdb failed", done.stderr)
             partial.rename(self.folder)
         except OSError as error:
-            raise self._problem("has no cluster, and other things in its place", str(error)) from error
+            raise self._problem("has other files, and no cluster", str(error)) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -161,24 +169,24 @@ class EmbeddedServer:
         if owner != self._account.uid:
             raise EmbeddedError(
                 f"{self.folder} belongs to uid {owner}, and the server would run as uid {self._account.uid}; "
-                "set STEPWELL_DATA_HOME to a folder of your own"
+                "set STEPWELL_DATA_HOME to a folder of your own, or, as root, change the owner of its files"
             )
 
     def _launch(self) -> None:
-        """Start the postmaster and wait until it is ready, or until something passing is in its way."""
+        """Start the postmaster and wait until it is ready, or until a temporary obstacle is in its way."""
         self._remove_stale_locks()
-        log = self.folder / "server.log"
-        known = log.stat().st_size if log.exists() else 0
+        written_to = self.folder / "server.log"
+        known = written_to.stat().st_size if written_to.exists() else 0
         settings = _SETTINGS | {"unix_socket_directories": str(self._socket_folder())} | self._settings
         options = shlex.join(word for name, value in settings.items() for word in ("-c", f"{name}={value}"))
-        done = self._pg_ctl("start", f"--log={log}", f"--options={options}")
+        done = self._pg_ctl("start", f"--log={written_to}", f"--options={options}")
         if done.returncode != 0:
-            written = log.read_bytes()[known:].decode(errors="replace") if log.exists() else ""
+            written = written_to.read_bytes()[known:].decode(errors="replace") if written_to.exists() else ""
             if not self._will_pass(written):
-                raise self._problem("does not start", "\n".join((written or done.stderr).splitlines()[-20:]))
+                raise self._problem("did not start", "\n".join((written or done.stderr).splitlines()[-20:]))
 
     def _will_pass(self, log: str) -> bool:
-        # The backends of a killed postmaster take a moment to notice; the start of a killed user may succeed.
+        # The backends of a killed postmaster take a moment to notice; the start of a killed process may succeed.
         return "shared memory block" in log or self._status() is not None
 
     def _remove_stale_locks(self) -> None:
@@ -192,16 +200,16 @@ class EmbeddedServer:
             return
         done = self._pg_ctl("stop", f"--mode={mode}")
         if done.returncode != 0 and self._status() is not None:
-            raise self._problem("does not stop", done.stderr)
+            raise self._problem("did not stop", done.stderr)
 
     def _create_database(self) -> None:
         how = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1")
         done = self._run("psql", *how, f"--dbname={self.url('postgres')}", given=_CREATE_DATABASE)
         if done.returncode != 0:
-            raise self._problem("can not create the database 'stepwell'", done.stderr)
+            raise self._problem("cannot create the database 'stepwell'", done.stderr)
 
     def _status(self) -> str | None:
-        """The postmaster's own word on how far it is: starting, ready, stopping; None if it does not run."""
+        """The postmaster's own status: starting, ready, stopping; None if it does not run."""
         try:
             lines = (self.folder / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -219,7 +227,7 @@ class EmbeddedServer:
         except (ProcessLookupError, PermissionError):
             return False
         except FileNotFoundError:
-            return not Path("/proc/self").exists()  # without /proc, as on macOS, a live pid has to do
+            return not Path("/proc/self").exists()  # without /proc, as on macOS, a live pid has to suffice
         return os.fsencode(self.folder) in command.split(b"\0")
 
     def _answers(self) -> bool:
@@ -234,7 +242,7 @@ class EmbeddedServer:
     def _socket_folder(self) -> Path:
         if len(os.fsencode(self.folder / _SOCKET)) <= _SOCKET_PATH_BYTES:
             return self.folder
-        # All users of the cluster have to agree on it, so that $TMPDIR has no say.
+        # All users of the cluster have to agree on it, so $TMPDIR cannot decide it.
         name = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
         return Path("/tmp") / f"stepwell-{self._account.uid}-{name}"  # noqa: S108 - _make_socket_folder checks the owner
 
@@ -248,12 +256,14 @@ class EmbeddedServer:
         except FileExistsError:
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != self._account.uid or found.st_mode & 0o077:
-                raise EmbeddedError(f"{folder}, for the socket, is not private to us; remove it") from None
+                raise EmbeddedError(f"{folder}, the folder of the socket, is not private to us; remove it") from None
 
 
 async def join(stack: AsyncExitStack) -> str:
     """Join the server of this user until the stack is left; returns its URL."""
     server = EmbeddedServer()
+    if Account.of_the_server().is_shared:
+        log.warning(SHARED_ACCOUNT)
     url = await asyncio.to_thread(server.join)
     stack.push_async_callback(asyncio.to_thread, server.leave)
     return url

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PipelineProblem:
-    """One thing that is wrong, and where: `payments.yaml:12: step 'Ask bank': timeout: is missing`."""
+    """One problem and its place: `payments.yaml:12: step 'Ask bank': timeout: is missing`."""
 
     problem: str
     pipeline: str | None = None

@@ -1,4 +1,4 @@
-"""The blocking doors: `engine.sync`, for scripts, Flask and Django; from many threads, and after a fork."""
+"""The blocking API: `engine.sync`, for scripts, Flask and Django; from many threads, and after a fork."""
 
 from stepwell.sync.engine import SyncEngine
 from stepwell.sync.handle import SyncHandle

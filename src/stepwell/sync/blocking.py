@@ -1,41 +1,54 @@
-"""Makes a blocking method of an async one, with the same signature for people, mypy and pyright."""
+"""Makes a blocking method of an async one, with the same signature for readers, mypy and pyright."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
+from stepwell._client.call_timeout import Timeout
 from stepwell.sync.relay import Relay
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How a call is made in the loop thread."""
+
+    opened: bool = True  # False: the act opens what it needs
+    relay: Relay | None = None  # to the connection of the caller
+    timeout: Timeout | None = None  # of the call, including the opening
+
+
+DEFAULT_CALL = CallOptions()
+Act: TypeAlias = Callable[[T, float | None], Awaitable[R]]
+"""The work with the engine, or a part of it; its argument is what the opening has left of the call's timeout."""
 
 
 class Ask(Protocol):
-    """Has something done in the loop thread, and waits for it. `door` is its name in errors.
+    """Runs an act in the loop thread, and waits for it. `method` is its name in errors."""
 
-    `opened=False` leaves it to the act to open what it needs; `relay` has the caller's connection.
-    """
-
-    def __call__(
-        self, door: str, act: Callable[[Any], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
-    ) -> R: ...
+    def __call__(self, method: str, act: Act[Any, R], options: CallOptions = DEFAULT_CALL) -> R: ...
 
 
-class Asking(Protocol):
-    """Something with blocking methods: they ask its twin in the loop thread."""
+class HasMethods(Protocol):
+    """An object with blocking methods, which run in its twin in the loop thread."""
 
     @property
     def _ask(self) -> Ask: ...
 
 
-class Staying(Protocol):
-    """Something with blocking contexts: its twin in the loop thread enters and leaves them."""
+class HasContexts(Protocol):
+    """An object with blocking contexts, which its twin in the loop thread enters and leaves."""
 
-    def _stay(
-        self, door: str, context: Callable[[Any], AbstractAsyncContextManager[R]]
+    def _hold(
+        self, method: str, context: Callable[[Any], AbstractAsyncContextManager[R]]
     ) -> AbstractContextManager[R]: ...
 
 
@@ -44,30 +57,37 @@ def blocking(
 ) -> Callable[Concatenate[Any, P], R]:
     """The blocking twin of a method. `opened=False`: the method itself opens what it needs."""
     name = method.__name__
+    place = list(signature(method).parameters).index("timeout") - 1  # its position, if it is given without its name
 
     @wraps(method)
-    def call(self: Asking, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: HasMethods, /, *args: P.args, **kwargs: P.kwargs) -> R:
         connection = kwargs.get("connection")
         relay = None if connection is None else Relay(connection)
-        options = dict(kwargs) if relay is None else {**kwargs, "connection": relay}
+        options: dict[str, Any] = dict(kwargs) if relay is None else {**kwargs, "connection": relay}
+        timeout: Any = args[place] if place < len(args) else kwargs.get("timeout")
 
-        def act(twin: Any) -> Awaitable[R]:
-            given: Awaitable[R] = getattr(twin, name)(*args, **options)
+        def act(twin: Any, left: float | None) -> Awaitable[R]:
+            order: list[Any] = list(args)
+            if left is not None and place < len(args):
+                order[place] = left
+            elif left is not None:
+                options["timeout"] = left
+            given: Awaitable[R] = getattr(twin, name)(*order, **options)
             return given
 
-        return self._ask(name, act, opened=opened, relay=relay)
+        return self._ask(name, act, CallOptions(opened, relay, timeout))
 
     return call
 
 
-def staying(
+def blocking_context(
     method: Callable[Concatenate[Any, P], AbstractAsyncContextManager[R]],
 ) -> Callable[Concatenate[Any, P], AbstractContextManager[R]]:
-    """The blocking twin of a method that gives an async context."""
+    """The blocking twin of a method that returns an async context."""
     name = method.__name__
 
     @wraps(method)
-    def call(self: Staying, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[R]:
-        return self._stay(name, lambda twin: getattr(twin, name)(*args, **kwargs))
+    def call(self: HasContexts, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[R]:
+        return self._hold(name, lambda twin: getattr(twin, name)(*args, **kwargs))
 
     return call

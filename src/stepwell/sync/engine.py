@@ -1,11 +1,11 @@
-"""The doors of an engine, for code that blocks; from many threads, and in processes that fork."""
+"""The methods of an engine for blocking code; from many threads, and in processes that fork."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from threading import RLock
 from types import TracebackType
@@ -19,23 +19,22 @@ from stepwell.events import Callback, Events, Hooked
 from stepwell.job import Job
 from stepwell.machine import Compiled, Machine
 from stepwell.outcomes import Result
-from stepwell.sync.blocking import blocking, staying
-from stepwell.sync.handle import SyncHandle, handing, handing_each
+from stepwell.sync.blocking import DEFAULT_CALL, Act, CallOptions, blocking, blocking_context
+from stepwell.sync.handle import SyncHandle, returning_handle, returning_handles
 from stepwell.sync.insights import SyncInsights
 from stepwell.sync.interactions import SyncInteractions
-from stepwell.sync.limiting import SyncLimiting
+from stepwell.sync.limits import SyncLimitOperations
+from stepwell.sync.loop_thread import wait_for
 from stepwell.sync.queues import SyncQueues
-from stepwell.sync.relay import Relay
-from stepwell.sync.thread import wait_for
 from stepwell.sync.twin import Twin
 
 R = TypeVar("R")
 
 
 class SyncEngine:
-    """Every door of an engine, blocking: `engine.sync`. The first call opens it, `close()` or the exit closes it.
+    """Every method of an engine, blocking: `engine.sync`. The first call opens it, `close()` or the exit closes it.
 
-    It works through a twin of the engine in a thread of its own, one per process, so that it may be used beside
+    It works through a twin of the engine in its own thread, one per process, so that it may be used beside
     `async with engine`. A call after `close()`, or in a forked child, opens a new one.
     """
 
@@ -45,11 +44,11 @@ class SyncEngine:
         self._lock = RLock()  # guards the twin; re-entrant, for a signal handler may call what it interrupts
         _all.add(self)
 
-    start = handing(Engine.start)
-    start_many = handing_each(Engine.start_many)
+    start = returning_handle(Engine.start)
+    start_many = returning_handles(Engine.start_many)
     signal = blocking(Engine.signal)
     signal_many = blocking(Engine.signal_many)
-    signal_or_start = handing(Engine.signal_or_start)
+    signal_or_start = returning_handle(Engine.signal_or_start)
     complete = blocking(Engine.complete)
     cancel = blocking(Engine.cancel)
     retry = blocking(Engine.retry)
@@ -58,7 +57,7 @@ class SyncEngine:
     wait = blocking(Engine.wait)
     migrate = blocking(Engine.migrate, opened=False)
     check = blocking(Engine.check, opened=False)
-    worker = staying(Engine.worker)
+    worker = blocking_context(Engine.worker)
 
     @property
     def settings(self) -> Settings:
@@ -76,13 +75,13 @@ class SyncEngine:
         return SyncInsights(self._ask)
 
     @property
-    def limits(self) -> SyncLimiting:
+    def limits(self) -> SyncLimitOperations:
         """The limits at run time: look at them, change them, reset them."""
-        return SyncLimiting(self._ask)
+        return SyncLimitOperations(self._ask)
 
     @property
     def interactions(self) -> SyncInteractions:
-        """Questions to the world: what is open, one of them, its token."""
+        """Interactions with external systems: which are open, one of them, its token."""
         return SyncInteractions(self._ask)
 
     @property
@@ -104,17 +103,17 @@ class SyncEngine:
 
     @property
     def dropped_events(self) -> int:
-        """Events that callbacks were too slow for."""
+        """Events that were dropped because callbacks were too slow."""
         return self._engine.dropped_events
 
     def handle(
         self, instance_id: int, machine: Job[..., Result] | type[Machine] | Compiled | str | None = None
     ) -> SyncHandle[Result]:
-        """A handle of an instance that another process may have started; not looked up before it is used.
+        """A handle of an instance that another process may have started; it is looked up when it is used.
 
         With the job, the result is read as what the job returns.
         """
-        known = self._engine._registry  # noqa: SLF001 - the twin's is the same one
+        known = self._engine._registry  # noqa: SLF001 - the twin has the same one
         return SyncHandle(self._ask, instance_id, None, None if machine is None else known.resolve(machine))
 
     def close(self) -> None:
@@ -128,7 +127,9 @@ class SyncEngine:
 
     def __enter__(self) -> Self:
         _refuse_loop("__enter__", "async with engine")
-        self._ask("__enter__", _nothing)
+        with self._lock:
+            opening = self._running().open()
+        wait_for(opening)
         return self
 
     def __exit__(
@@ -136,43 +137,41 @@ class SyncEngine:
     ) -> None:
         self.close()
 
-    def _ask(
-        self, door: str, act: Callable[[Engine], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
-    ) -> R:
-        """Have the twin act, and wait for it."""
-        _refuse_loop(door, f"await engine.{door}(...)")
-        with self._lock:  # so that nobody hands a call to a twin that is being closed
-            answer = self._running().submit(act, opened=opened)
-        return wait_for(answer) if relay is None else relay.wait_for(answer)
+    def _ask(self, method: str, act: Act[Engine, R], options: CallOptions = DEFAULT_CALL) -> R:
+        """Run an act with the twin, and wait for it."""
+        _refuse_loop(method, f"await engine.{method}(...)")
+        with self._lock:  # so that no call is passed to a twin that is being closed
+            result = self._running().submit(method, act, options)
+        return wait_for(result) if options.relay is None else options.relay.wait_for(result)
 
     @contextmanager
-    def _stay(self, door: str, context: Callable[[Engine], AbstractAsyncContextManager[R]]) -> Iterator[R]:
-        """Have the twin be in a context of its engine for the length of the block."""
-        _refuse_loop(door, f"async with engine.{door}(...)")
+    def _hold(self, method: str, context: Callable[[Engine], AbstractAsyncContextManager[R]]) -> Iterator[R]:
+        """Keep the twin in a context of its engine while the block runs."""
+        _refuse_loop(method, f"async with engine.{method}(...)")
         with self._lock:
             twin = self._running()
             entering = twin.enter(context)
-        stay, entered = wait_for(entering)
+        held, entered = wait_for(entering)
         try:
             yield entered
         finally:
             with self._lock:
-                leaving = twin.leave(stay) if self._twin is twin else None  # else: left when the twin was closed
+                leaving = twin.leave(held) if self._twin is twin else None  # a closed twin has left it
             if leaving is not None:
                 wait_for(leaving)
 
     def _running(self) -> Twin:
         if self._twin is None:
-            self._twin = Twin(self._engine._twin, self._close_first_at_exit)  # noqa: SLF001 - the door made for this
+            self._twin = Twin(self._engine._twin, self._close_first_at_exit)  # noqa: SLF001 - made for this class
         return self._twin
 
     def _close_first_at_exit(self) -> None:
-        """At exit, close before anything that was opened up to now is: the embedded server, above all."""
+        """At exit, close before what was opened earlier, above all the embedded server."""
         atexit.unregister(self.close)
         atexit.register(self.close)
 
     def _forget_parent(self) -> None:
-        """In a forked child: leave the parent's thread and sockets alone, and begin anew when called."""
+        """In a forked child: leave the parent's thread and sockets alone, and open a new twin at the next call."""
         if self._twin is not None:
             _left_alone.append(self._twin)
         self._twin = None
@@ -180,24 +179,20 @@ class SyncEngine:
 
 
 _all: WeakSet[SyncEngine] = WeakSet()
-_left_alone: list[Twin] = []  # for ever: to collect them would close sockets and write to loops that are the parent's
+_left_alone: list[Twin] = []  # kept forever: to collect them would close the parent's sockets and write to its loops
 
 
 def _forget_parents() -> None:
     for engine in _all:
-        engine._forget_parent()  # noqa: SLF001 - the other half of one thing
+        engine._forget_parent()  # noqa: SLF001 - the two belong together
 
 
 os.register_at_fork(after_in_child=_forget_parents)
 
 
-def _refuse_loop(door: str, instead: str) -> None:
+def _refuse_loop(method: str, instead: str) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise InsideLoop(door, instead)
-
-
-async def _nothing(_: Engine) -> None:
-    """All there is to do is to open."""
+    raise InsideLoop(method, instead)

@@ -1,4 +1,4 @@
-"""A started instance, for code that blocks."""
+"""A started instance, for blocking code."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from stepwell._client.client import Handle
 from stepwell._core.registry import Definition
-from stepwell.client import Handle
 from stepwell.engine import Engine
 from stepwell.errors import Duplicate
 from stepwell.outcomes import Result, Result_co
-from stepwell.sync.blocking import Ask, Asking, blocking
-from stepwell.sync.relay import Relay
+from stepwell.sync.blocking import DEFAULT_CALL, Act, Ask, CallOptions, HasMethods, blocking
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class SyncHandle(Generic[Result_co]):
-    """A started instance. It outlives `close()` and may be used after a fork: all it knows is which one it is."""
+    """A started instance. It outlives `close()` and may be used after a fork: it only knows which one it is."""
 
     __slots__ = ("_ask_engine", "_definition", "id", "key")
 
@@ -39,51 +38,51 @@ class SyncHandle(Generic[Result_co]):
 
     def result(self, timeout: float | timedelta | None = None) -> Result_co:
         """Its result, once it is done. Raises InstanceFailed, InstanceCancelled, TimeoutError or InvalidResult."""
-        # Not wrapped like the others: a wrapper would not know whose result it is.
-        return self._ask("result", lambda handle: handle.result(timeout))
+        # Not wrapped like the others: a wrapper would not know the type of the result.
+        def act(handle: Handle[Result_co], left: float | None) -> Awaitable[Result_co]:
+            return handle.result(timeout if left is None else left)
 
-    def _ask(
-        self, door: str, act: Callable[[Handle[Result_co]], Awaitable[R]], *,
-        opened: bool = True, relay: Relay | None = None,
-    ) -> R:  # fmt: skip
-        def ask(engine: Engine) -> Awaitable[R]:
-            doors = engine._doors  # noqa: SLF001 - as engine.start hands them on
-            return act(Handle(doors, self.id, self.key, self._definition))
+        return self._ask("result", act, CallOptions(timeout=timeout))
 
-        return self._ask_engine(f"handle({self.id}).{door}", ask, opened=opened, relay=relay)
+    def _ask(self, method: str, act: Act[Handle[Result_co], R], options: CallOptions = DEFAULT_CALL) -> R:
+        def ask(engine: Engine, left: float | None) -> Awaitable[R]:
+            operations = engine._operations  # noqa: SLF001 - as engine.start passes them on
+            return act(Handle(operations, self.id, self.key, self._definition), left)
+
+        return self._ask_engine(f"handle({self.id}).{method}", ask, options)
 
     def __repr__(self) -> str:
         return f"<SyncHandle #{self.id}>" if self.key is None else f"<SyncHandle #{self.id} {self.key!r}>"
 
 
-def handing(
+def returning_handle(
     method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, Handle[Result]]],
 ) -> Callable[Concatenate[Any, P], SyncHandle[Result]]:
-    """The blocking twin of a method that gives a handle."""
+    """The blocking twin of a method that returns a handle."""
     call = blocking(method)
 
     @wraps(method)
-    def hand(self: Asking, /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[Result]:
+    def call_blocking(self: HasMethods, /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[Result]:
         return _blocking_twin(self._ask, call(self, *args, **kwargs))
 
-    return hand
+    return call_blocking
 
 
-def handing_each(
+def returning_handles(
     method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, list[Handle[Result] | Duplicate]]],
 ) -> Callable[Concatenate[Any, P], list[SyncHandle[Result] | Duplicate]]:
-    """The blocking twin of a method that gives many."""
+    """The blocking twin of a method that returns many."""
     call = blocking(method)
 
     @wraps(method)
-    def hand(self: Asking, /, *args: P.args, **kwargs: P.kwargs) -> list[SyncHandle[Result] | Duplicate]:
+    def call_blocking(self: HasMethods, /, *args: P.args, **kwargs: P.kwargs) -> list[SyncHandle[Result] | Duplicate]:
         return [
             given if isinstance(given, Duplicate) else _blocking_twin(self._ask, given)
             for given in call(self, *args, **kwargs)
         ]
 
-    return hand
+    return call_blocking
 
 
 def _blocking_twin(ask: Ask, given: Handle[Result]) -> SyncHandle[Result]:
-    return SyncHandle(ask, given.id, given.key, given._definition)  # noqa: SLF001 - the two are one thing
+    return SyncHandle(ask, given.id, given.key, given._definition)  # noqa: SLF001 - the two belong together

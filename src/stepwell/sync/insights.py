@@ -1,21 +1,19 @@
-"""Reads for operators and pages, for code that blocks."""
+"""Reads for operators and pages, for blocking code."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from stepwell._core.records import Instance
-from stepwell.engine import Engine
-from stepwell.insights import MOST_PER_PAGE, Insights
-from stepwell.sync.blocking import Ask, blocking
-from stepwell.sync.relay import Relay
+from stepwell._client.admin.insights import MOST_PER_PAGE, Insights
+from stepwell._core.instance import Instance
+from stepwell.sync.blocking import DEFAULT_CALL, Act, Ask, CallOptions, blocking
 
 R = TypeVar("R")
 
 
 class SyncInsights:
-    """What the engine knows, without changing anything."""
+    """Reads that change nothing: `engine.sync.insights`."""
 
     def __init__(self, ask_engine: Ask) -> None:
         self._ask_engine = ask_engine
@@ -26,17 +24,12 @@ class SyncInsights:
     workers = blocking(Insights.workers)
 
     def each(self, **filters: Any) -> Iterator[Instance]:
-        """All instances that fit, page by page."""
+        """All instances that match, page by page."""
         page = self.list(limit=MOST_PER_PAGE, **filters)
         yield from page.items
         while page.next is not None:
             page = self.list(limit=MOST_PER_PAGE, after=page.next, **filters)
             yield from page.items
 
-    def _ask(
-        self, door: str, act: Callable[[Insights], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
-    ) -> R:
-        def ask(engine: Engine) -> Awaitable[R]:
-            return act(engine.insights)
-
-        return self._ask_engine(f"insights.{door}", ask, opened=opened, relay=relay)
+    def _ask(self, method: str, act: Act[Insights, R], options: CallOptions = DEFAULT_CALL) -> R:
+        return self._ask_engine(f"insights.{method}", lambda engine, left: act(engine.insights, left), options)

@@ -1,20 +1,17 @@
-"""Questions to the world, for code that blocks."""
+"""Interactions with external systems, for blocking code."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from stepwell.engine import Engine
-from stepwell.interactions import Interactions
-from stepwell.sync.blocking import Ask, blocking
-from stepwell.sync.relay import Relay
+from stepwell._client.admin.interactions import Interactions
+from stepwell.sync.blocking import DEFAULT_CALL, Act, Ask, CallOptions, blocking
 
 R = TypeVar("R")
 
 
 class SyncInteractions:
-    """What is open, and one of them: `engine.sync.interactions`."""
+    """The open interactions, one of them, its token: `engine.sync.interactions`."""
 
     def __init__(self, ask_engine: Ask) -> None:
         self._ask_engine = ask_engine
@@ -23,11 +20,5 @@ class SyncInteractions:
     get = blocking(Interactions.get)
     token = blocking(Interactions.token)
 
-    def _ask(
-        self, door: str, act: Callable[[Interactions], Awaitable[R]], *, opened: bool = True,
-        relay: Relay | None = None,
-    ) -> R:  # fmt: skip
-        def ask(engine: Engine) -> Awaitable[R]:
-            return act(engine.interactions)
-
-        return self._ask_engine(f"interactions.{door}", ask, opened=opened, relay=relay)
+    def _ask(self, method: str, act: Act[Interactions, R], options: CallOptions = DEFAULT_CALL) -> R:
+        return self._ask_engine(f"interactions.{method}", lambda engine, left: act(engine.interactions, left), options)

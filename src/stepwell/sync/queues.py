@@ -1,20 +1,17 @@
-"""Queues in the operator's hand, for code that blocks."""
+"""Pauses of queues, for blocking code."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from stepwell.engine import Engine
-from stepwell.queues import Queues
-from stepwell.sync.blocking import Ask, blocking
-from stepwell.sync.relay import Relay
+from stepwell._client.admin.queues import Queues
+from stepwell.sync.blocking import DEFAULT_CALL, Act, Ask, CallOptions, blocking
 
 R = TypeVar("R")
 
 
 class SyncQueues:
-    """What can be done to whole queues: `engine.sync.queues`."""
+    """Pause and resume queues: `engine.sync.queues`."""
 
     def __init__(self, ask_engine: Ask) -> None:
         self._ask_engine = ask_engine
@@ -23,10 +20,5 @@ class SyncQueues:
     resume = blocking(Queues.resume)
     list = blocking(Queues.list)
 
-    def _ask(
-        self, door: str, act: Callable[[Queues], Awaitable[R]], *, opened: bool = True, relay: Relay | None = None
-    ) -> R:
-        def ask(engine: Engine) -> Awaitable[R]:
-            return act(engine.queues)
-
-        return self._ask_engine(f"queues.{door}", ask, opened=opened, relay=relay)
+    def _ask(self, method: str, act: Act[Queues, R], options: CallOptions = DEFAULT_CALL) -> R:
+        return self._ask_engine(f"queues.{method}", lambda engine, left: act(engine.queues, left), options)

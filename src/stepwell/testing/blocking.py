@@ -1,4 +1,4 @@
-"""A harness for tests that do not await: it lives in a loop of its own, in a thread, and every call blocks."""
+"""A harness for tests without await: it runs in its own loop, in a thread, and every call blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell.client import Handle
+from stepwell._client.client import Handle
 from stepwell.engine import Engine
 from stepwell.errors import HarnessError
 from stepwell.testing.harness import Harness
@@ -18,7 +18,7 @@ Run = Callable[[Awaitable[Any]], Any]
 
 
 class Blocking:
-    """Something of the kit or the engine whose async methods block instead."""
+    """An object of the kit or the engine with async methods that block instead."""
 
     def __init__(self, target: Any, run: Run) -> None:
         self._target = target
@@ -30,8 +30,8 @@ class Blocking:
             return self._blocked(value)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            answer = value(*map(_plain, args), **{name: _plain(arg) for name, arg in kwargs.items()})
-            return self._blocked(self._run(answer) if inspect.isawaitable(answer) else answer)
+            result = value(*map(_plain, args), **{name: _plain(arg) for name, arg in kwargs.items()})
+            return self._blocked(self._run(result) if inspect.isawaitable(result) else result)
 
         return call
 
@@ -74,7 +74,7 @@ class BlockingHarness(Blocking):
         self.close()
 
     def close(self) -> None:
-        """Give the database back. Closing twice does nothing."""
+        """Return the database. Closing twice does nothing."""
         if not self._loop.is_closed():
             self._wait(self._target.__aexit__(None, None, None))
             self._end_loop()
@@ -95,4 +95,4 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value._target if isinstance(value, Blocking) else value  # noqa: SLF001 - our own
+    return value._target if isinstance(value, Blocking) else value  # noqa: SLF001 - its own class

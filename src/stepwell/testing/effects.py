@@ -1,4 +1,4 @@
-"""What a test's steps did to the world, as they recorded it; no crash erases it."""
+"""Effects of a test's steps outside of the engine, as they recorded them; no crash erases them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something that happened to the world."""
+    """One effect outside of the engine."""
 
     name: str
     facts: dict[str, Any]

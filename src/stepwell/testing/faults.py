@@ -1,4 +1,4 @@
-"""Faults inside this process: a worker of a drain that dies at a named point, as if by SIGKILL."""
+"""Faults inside this process: a worker of a drain that dies at a named point, like a killed process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from stepwell import _probes
-from stepwell._core.records import Claim
-from stepwell.testing.points import check_point
+from stepwell._core.instance import Claim
+from stepwell._process import probes
+from stepwell.testing.probes import check_point
 
 _AT_WORK: ContextVar[object] = ContextVar("stepwell drain")
 _NOT_IN_DRAIN = ("heartbeat.", "pruner.", "reaper.", "reconciler.")
@@ -29,7 +29,7 @@ class Fault:
         self.point = point
         self.nth = nth
         self.step = step
-        self.is_sure = is_sure  # else nothing is wrong if the point is not reached
+        self.is_sure = is_sure  # False: not reaching the point is no error
         self.reached = 0
 
     @property
@@ -52,7 +52,7 @@ class Fault:
 
 
 class Watch:
-    """Looks at the points that one worker passes; holds it for ever where a fault strikes."""
+    """Sees the points that one worker passes; holds it forever where a fault strikes."""
 
     def __init__(self, look: Callable[[str, dict[str, Any]], bool]) -> None:
         self.died = asyncio.Event()
@@ -60,22 +60,22 @@ class Watch:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Watch whatever is begun inside of the block; what other workers of this process do is not looked at."""
-        before = dict(_probes.hooks)
+        """Watch what is started inside of the block; other workers of this process are not watched."""
+        before = dict(probes.hooks)
         token = _AT_WORK.set(self)
-        hooks = {point: self._hook(point, before.get(point)) for point in _probes.POINTS}
-        _probes.hooks.update(hooks)
+        hooks = {point: self._hook(point, before.get(point)) for point in probes.POINTS}
+        probes.hooks.update(hooks)
         try:
             yield
         finally:
             _AT_WORK.reset(token)
             for point, hook in hooks.items():
-                if _probes.hooks.get(point) is hook:
-                    _probes.hooks.pop(point)
+                if probes.hooks.get(point) is hook:
+                    probes.hooks.pop(point)
                     if point in before:
-                        _probes.hooks[point] = before[point]
+                        probes.hooks[point] = before[point]
 
-    def _hook(self, point: str, before: _probes.Hook | None) -> _probes.Hook:
+    def _hook(self, point: str, before: probes.Hook | None) -> probes.Hook:
         async def pass_by(facts: dict[str, Any]) -> None:
             if before is not None:
                 waiting = before(facts)
@@ -83,6 +83,6 @@ class Watch:
                     await waiting
             if _AT_WORK.get(None) is self and self._look(point, facts):
                 self.died.set()
-                await asyncio.get_running_loop().create_future()  # for ever: the dead do not go on
+                await asyncio.get_running_loop().create_future()  # forever: a dead worker does not continue
 
         return pass_by

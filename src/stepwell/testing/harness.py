@@ -1,4 +1,4 @@
-"""An engine on a database of its own, cloned from a migrated template; time moves and workers die when told to."""
+"""An engine on its own database, cloned from a migrated template; the clock moves and workers die when told to."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell._core.records import Claim, Instance
+from stepwell._core.instance import Claim, Instance
 from stepwell._core.registry import Registry
-from stepwell._store import clones
-from stepwell._store.desk import Desk
+from stepwell._store.testing import databases
+from stepwell._store.testing.queries import KitQueries
+from stepwell.config import SCHEMA
 from stepwell.engine import Engine
 from stepwell.errors import HarnessError, InvalidInput
 from stepwell.limits import Limit
-from stepwell.testing import asserting
-from stepwell.testing.asserting import ANY, ErrorLike, Target
-from stepwell.testing.draining import Drain, Look, Workplace
+from stepwell.testing import assertions
+from stepwell.testing.assertions import ANY, ErrorLike, Target
+from stepwell.testing.database_pool import SERVER_SETTINGS, database_pool
+from stepwell.testing.drain import Drain, Look, WorkerConnections
+from stepwell.testing.drain_report import Ran, Tally
 from stepwell.testing.effects import Effect, Effects
 from stepwell.testing.faults import Fault
-from stepwell.testing.keeper import SERVER_SETTINGS, keeper
-from stepwell.testing.scripted import Scripted
-from stepwell.testing.tally import Ran, Tally
+from stepwell.testing.transports.scripted import Scripted
 
 __all__ = ["SERVER_SETTINGS", "Harness"]
 
@@ -51,16 +52,19 @@ class Harness:
 
     async def __aenter__(self) -> Self:
         if self._engine is not None:
-            raise HarnessError("this harness is open already; make another one for another database")
+            raise HarnessError("this harness is already open; make another one for another database")
         _check_asyncio()
         for transport in self._settings.get("transports", ()):
             if isinstance(transport, Scripted):
                 transport.rewind()
         try:
-            kept = keeper()
+            kept = database_pool()
             self.url = await kept.take()
             self._stack.callback(kept.give_back, self.url)
-            self.engine = await self._stack.enter_async_context(self.another_engine())
+            engine = self.another_engine()
+            if engine.settings.schema != SCHEMA:
+                await databases.add_schema(self.url, engine.settings.schema)
+            self.engine = await self._stack.enter_async_context(engine)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -84,7 +88,7 @@ class Harness:
         self._engine = engine
 
     def another_engine(self, **settings: Any) -> Engine:
-        """A second engine on the same database, as another process would have it."""
+        """A second engine on the same database, like that of another process."""
         if not self.url:
             raise HarnessError("the harness is not open; use it inside `async with Harness(machines=[…]) as h:`")
         return Engine(
@@ -99,7 +103,7 @@ class Harness:
 
     @resources.setter
     def resources(self, resources: Any) -> None:
-        self._resources = self.engine._resources = resources  # noqa: SLF001 - the kit's own engine
+        self._resources = self.engine._resources = resources  # noqa: SLF001 - the engine belongs to the kit
 
     async def drain(
         self,
@@ -113,17 +117,17 @@ class Harness:
         """Run whatever may run, with a real worker, until nothing may; returns what was done.
 
         One step at a time, most urgent first, in all queues or the given ones. What is parked or due later stays;
-        `with_scheduled=True` moves the clock to what is due next until nothing is. After `max_steps`, or when a step
-        does not return within `timeout` seconds, HarnessError says what was done last.
+        `with_scheduled=True` moves the clock to the next due time until nothing is due. After `max_steps`, or when a
+        step does not return within `timeout` seconds, HarnessError says what was done last.
         """
         engine = self.engine
         if self._is_draining:
             raise HarnessError("a drain of this harness runs already; await it before you drain again")
         faults, self._faults = self._faults, []
         drain = Drain(
-            engine, self._desk, self._workplace, queues=_names(queues), max_steps=_whole("max_steps", max_steps),
-            slots=_whole("concurrency", concurrency), patience=timeout, faults=faults, look=self._look,
-            note=self._trail.append,
+            engine, self._kit_queries, self._connections, queues=_names(queues),
+            max_steps=_whole("max_steps", max_steps), slots=_whole("concurrency", concurrency), patience=timeout,
+            faults=faults, look=self._look, note=self._trail.append,
         )  # fmt: skip
         self._is_draining = True
         try:
@@ -132,9 +136,9 @@ class Harness:
             self._is_draining = False
 
     def crash(self, point: str, *, nth: int = 1, step: str | None = None) -> None:
-        """Let the worker of the next drain die where it reaches a point for the nth time, as if by SIGKILL.
+        """Let the worker of the next drain die where it reaches a point for the nth time, like a killed process.
 
-        Nothing is released or committed from there on; the drain goes on with a fresh worker that buries it. `step`
+        Nothing is released or committed from there on; the drain continues with a fresh worker that reaps it. `step`
         ("pay" or "Checkout.pay") counts only what that step reaches. Points: `stepwell.testing.POINTS`.
         """
         self._faults.append(Fault(point, nth=nth, step=step))
@@ -146,20 +150,20 @@ class Harness:
     async def advance(self, by: timedelta) -> None:
         """Move the clock ahead, in SQL and in `h.now()`. Leases and heartbeats stay in real time."""
         if not isinstance(by, timedelta) or by < timedelta(0):
-            raise InvalidInput("by", f"expected a timedelta from 0 on, got {by!r}: time does not go back")
+            raise InvalidInput("by", f"expected a timedelta from 0 on, got {by!r}: the clock does not go back")
         url = self._opened_url
         self._offset += by
-        await clones.move_clock(url, self._offset)
+        await databases.move_clock(url, self._offset, self.engine.settings.schema)
 
     async def fire_timeouts(self) -> int:
         """Move the clock to the latest deadline that a parked instance has; returns how many have one."""
-        number, latest = await self._desk.deadlines()
+        number, latest = await self._kit_queries.deadlines()
         if latest is not None:
             await self._advance_to(latest)
         return number
 
     def record(self, name: str, **facts: Any) -> None:
-        """Note that something happened to the world. Kept outside of the engine: a crash does not erase it."""
+        """Record an effect outside of the engine: a crash does not erase it."""
         self._effects.record(name, facts)
 
     @property
@@ -168,50 +172,50 @@ class Harness:
         return self._effects.all()
 
     async def assert_done(self, target: Target, result: Any = ANY, *, tenant: str | None = None) -> Instance:
-        """The instance is done, with this result; else AssertionError tells what it did instead."""
-        return await asserting.assert_done(self.engine, target, result, tenant=tenant)
+        """The instance is done, with this result; else AssertionError says what it did instead."""
+        return await assertions.assert_done(self.engine, target, result, tenant=tenant)
 
     async def assert_failed(
         self, target: Target, error: ErrorLike | None = None, *, tenant: str | None = None
     ) -> Instance:
         """The instance failed, with this error: a part of its text, a pattern, or an exception type."""
-        return await asserting.assert_failed(self.engine, target, error, tenant=tenant)
+        return await assertions.assert_failed(self.engine, target, error, tenant=tenant)
 
     async def assert_waiting(
         self, target: Target, for_: str | Iterable[str] | None = None, *, tenant: str | None = None
     ) -> Instance:
         """The instance is parked: for this signal (or these), for "children", or, if not given, for anything."""
-        return await asserting.assert_waiting(self.engine, target, for_, tenant=tenant)
+        return await assertions.assert_waiting(self.engine, target, for_, tenant=tenant)
 
     async def assert_cancelled(
         self, target: Target, reason: str | None = None, *, tenant: str | None = None
     ) -> Instance:
         """The instance was cancelled, for this reason."""
-        return await asserting.assert_cancelled(self.engine, target, reason, tenant=tenant)
+        return await assertions.assert_cancelled(self.engine, target, reason, tenant=tenant)
 
     async def sql(self, statement: str, *args: Any) -> list[Any]:
         """Send one statement to the test's database."""
-        return await clones.query(self._opened_url, statement, *args)
+        return await databases.query(self._opened_url, statement, *args)
 
     @property
     def _opened_url(self) -> str:
-        self.engine  # noqa: B018 - tells who uses a closed harness how to open it
+        self.engine  # noqa: B018 - raises if the harness is closed
         return self.url
 
     @cached_property
-    def _desk(self) -> Desk:
-        desk = Desk(self._opened_url)
-        self._stack.push_async_callback(desk.close)
-        return desk
+    def _kit_queries(self) -> KitQueries:
+        kit_queries = KitQueries(self._opened_url, self.engine.settings.schema)
+        self._stack.push_async_callback(kit_queries.close)
+        return kit_queries
 
     @cached_property
-    def _workplace(self) -> Workplace:
-        workplace = Workplace(self._opened_url)
-        self._stack.push_async_callback(workplace.close)
-        return workplace
+    def _connections(self) -> WorkerConnections:
+        connections = WorkerConnections(self._opened_url, self.engine.settings.schema)
+        self._stack.push_async_callback(connections.close)
+        return connections
 
     async def _advance_to(self, instant: datetime) -> None:
-        ahead = instant - await self._desk.clock()
+        ahead = instant - await self._kit_queries.clock()
         await self.advance(max(ahead, timedelta(0)) + timedelta(milliseconds=1))
 
 
@@ -233,7 +237,7 @@ def check_machines(machines: Any, limits: Iterable[Limit] = ()) -> list[Any]:
         raise InvalidInput("machines", f"expected a list of machines and jobs, got {machines!r}; write "
                            f"machines=[{getattr(machines, '__name__', 'Checkout')}]")
     found = list(machines)
-    Registry(found, limits)  # refuses what is none
+    Registry(found, limits)  # refuses what is not a machine or job
     return found
 
 

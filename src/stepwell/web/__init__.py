@@ -1,4 +1,6 @@
-"""Doors over HTTP: `completions(engine, …)` is the one by which the world answers questions."""
+"""Completions over HTTP: `completions(engine, …)` is the application by which external systems complete
+interactions.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,6 @@ if find_spec("starlette") is None:
 
 from stepwell.web.bearers import BearerToken
 from stepwell.web.completions import completions
-from stepwell.web.rates import Rate
+from stepwell.web.rate_limit import Rate
 
 __all__ = ["BearerToken", "Rate", "completions"]

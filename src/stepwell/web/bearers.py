@@ -1,4 +1,4 @@
-"""Bearer tokens: who calls, whose questions they see, and what they may do with them."""
+"""Bearer tokens: the caller, the interactions that it sees, and what it may do with them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Final, Literal, TypeAlias
 
-from stepwell._core.ranges import check_key, check_tenant
+from stepwell._core.validation import check_key, check_tenant
 from stepwell.errors import InvalidInput
 
 Scope: TypeAlias = Literal["read", "complete"]
 SCOPES: Final = ("read", "complete")
 LEAST_SECRET = 32
-_SECRET = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what RFC 6750 lets a header carry
+_SECRET = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # the characters that RFC 6750 allows in a header
 
 
 class BearerToken:
     """A caller: `BearerToken(secret, scopes={"complete"}, tenant="acme", actor="ana")`.
 
-    It sees the questions of its tenant and no others; without one, those of the engine's own. Whatever it answers, its
-    `actor` has answered, if it has one; else the actor is whom the request names. The secret itself is not kept.
+    It sees only the interactions of its tenant; without one, those of the engine's own tenant. `actor` is kept with
+    each of its completions; without one, the actor that the request names. The secret itself is not kept.
     """
 
     __slots__ = ("actor", "digest", "scopes", "tenant")
@@ -39,7 +39,7 @@ class BearerToken:
 
 
 class Bearers:
-    """All bearer tokens of a door."""
+    """All bearer tokens of an application."""
 
     def __init__(self, tokens: Iterable[BearerToken]) -> None:
         self._tokens = list(tokens)
@@ -52,8 +52,13 @@ class Bearers:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    def name(self, token: BearerToken) -> str:
+        """A token's name in the log: its position, since neither its secret nor the hash of it belongs in the log."""
+        shown = [f"{field} {value!r}" for field in ("actor", "tenant") if (value := getattr(token, field)) is not None]
+        return f"tokens[{self._tokens.index(token)}]" + (f" ({', '.join(shown)})" if shown else "")
+
     def find(self, secret: str) -> BearerToken | None:
-        """Whose secret this is. All are compared, each in constant time: how long it takes tells nothing."""
+        """The token of this secret. All are compared, each in constant time, so that the duration tells nothing."""
         digest, found = _digest(secret), None
         for token in self._tokens:
             if compare_digest(token.digest, digest):

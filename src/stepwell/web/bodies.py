@@ -1,14 +1,17 @@
-"""What a request carries: a body of bounded size, read as it comes, and the answer that stands in it."""
+"""The body of a request: bounded in size, read as it comes, and the completion in it.
+
+The reply is not decoded here: the sender may have no right to complete the interaction.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 from starlette.requests import Request
 
+from stepwell._core.serialization.bounds import without_strings
 from stepwell.web.problems import Problem
 
 _UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
@@ -18,30 +21,42 @@ _JSON = re.compile(r"application/(?:json|[^\s;/]+\+json)", re.IGNORECASE)
 
 
 class CompletionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """One answer, as `POST /interactions/complete` takes it."""
+    """One completion, as `POST /interactions/complete` takes it."""
 
-    interaction_id: str | None = None
-    correlation_id: str | None = None
-    resume_token: str | None = None
-    idempotency_key: str | None = None  # taken for the sake of the contract; a question is answered once in any case
-    response_payload: Any
-    actor: str | None = None
+    interaction_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    correlation_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    resume_token: str | msgspec.UnsetType | None = msgspec.UNSET
+    # Accepted because the contract has it; an interaction is completed once in any case.
+    idempotency_key: str | msgspec.UnsetType | None = msgspec.UNSET
+    response_payload: msgspec.Raw
+    actor: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The same, with None for what is missing or blank."""
+
+    interaction: str | None
+    correlation: str | None
+    token: str | None
+    reply: msgspec.Raw
+    actor: str | None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
+_NAMES = ", ".join(field.encode_name for field in msgspec.structs.fields(CompletionBody))
 
 
-async def read_completion(request: Request, most: int) -> CompletionBody:
-    """The answer in a request's body; blank names are as good as none."""
+async def read_completion(request: Request, most: int) -> Completion:
+    """The completion in a request's body."""
     found = _decode(await _read(request, most))
-    return msgspec.structs.replace(
-        found, interaction_id=_given(found.interaction_id), correlation_id=_given(found.correlation_id),
-        resume_token=_given(found.resume_token), actor=_given(found.actor),
+    return Completion(
+        interaction=_given(found.interaction_id), correlation=_given(found.correlation_id),
+        token=_given(found.resume_token), reply=found.response_payload, actor=_given(found.actor),
     )  # fmt: skip
 
 
 async def _read(request: Request, most: int) -> bytes:
-    """The body, as far as it is allowed to be long; what is longer is not even read."""
+    """The body, up to its longest length; a longer one is not read to its end."""
     if not _JSON.fullmatch(request.headers.get("content-type", "").partition(";")[0].strip()):
         raise Problem(415, "media", "send JSON, with Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
@@ -60,34 +75,35 @@ async def _read(request: Request, most: int) -> bytes:
 def _decode(body: bytes) -> CompletionBody:
     try:
         found = _decoder.decode(body)
-        json.loads(body, object_pairs_hook=_refuse_twice, parse_int=str, parse_float=str)
+        body.decode()  # the decoder does not check the reply
     except RecursionError:
         raise _malformed("the body is nested too deeply") from None
     except msgspec.ValidationError as error:
         _refuse(str(error))
-    except ValueError as error:  # no JSON, or no UTF-8
+    except ValueError as error:  # not JSON, or not UTF-8
         raise _malformed(f"the body is not JSON: {error}") from None
+    _check_names(body, found)
     return found
 
 
-def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse an object that says something twice: readers of JSON do not agree which one counts."""
-    names = set()
-    for name, _ in pairs:
-        if name in names:
-            raise _malformed(f"{name}: is there twice", name)
-        names.add(name)
+def _check_names(body: bytes, found: CompletionBody) -> None:
+    """Refuse a body that has a name twice: readers of JSON do not agree which one counts.
+
+    Beside the reply it has only texts and nulls: one comma between two of them.
+    """
+    commas = without_strings(body).count(b",") - without_strings(bytes(found.response_payload)).count(b",")
+    if commas + 1 > sum(value is not msgspec.UNSET for value in msgspec.structs.astuple(found)):
+        raise _malformed(f"the body has one of its names twice; give each once ({_NAMES})")
 
 
 def _refuse(problem: str) -> NoReturn:
     if unknown := _UNKNOWN.search(problem):
-        known = ", ".join(field.encode_name for field in msgspec.structs.fields(CompletionBody))
-        raise _malformed(f"{unknown[1]}: is unknown (known: {known})", unknown[1])
+        raise _malformed(f"{unknown[1]}: is unknown (known: {_NAMES})", unknown[1])
     if missing := _MISSING.search(problem):
         raise _malformed(f"{missing[1]}: is missing", missing[1])
     if at := _AT.search(problem):
         raise _malformed(f"{at[1]}: {problem[: at.start()]}", at[1])
-    raise _malformed(f"the body is no completion: {problem}")
+    raise _malformed(f"the body is not a completion: {problem}")
 
 
 def _malformed(detail: str, field: str | None = None) -> Problem:
@@ -95,10 +111,10 @@ def _malformed(detail: str, field: str | None = None) -> Problem:
 
 
 def _too_large(request: Request, most: int) -> Problem:
-    # A server of HTTP/1 would go on reading, and dropping, what is still sent: for ever, of a body without an end.
+    # A server of HTTP/1 would otherwise read and drop what is still sent: without end if the body has no end.
     close = {"Connection": "close"} if request.scope.get("http_version", "").startswith("1") else {}
     return Problem(413, "size", f"the body is longer than {most:,} bytes; store a reference instead", headers=close)
 
 
-def _given(text: str | None) -> str | None:
+def _given(text: str | msgspec.UnsetType | None) -> str | None:
     return (text or "").strip() or None

@@ -1,12 +1,13 @@
-"""The door by which the world answers: complete a question, list what is pending, look at one."""
+"""The ASGI application for external systems: complete an interaction, list what is pending, look at one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,14 +16,16 @@ from starlette.routing import Route
 from stepwell.engine import Engine
 from stepwell.errors import CompletionRefused, InvalidInput
 from stepwell.web.bearers import Bearers, BearerToken, Scope
-from stepwell.web.bodies import CompletionBody, read_completion
+from stepwell.web.bodies import Completion, read_completion
 from stepwell.web.interactions import read_query, show_completion, show_interaction
 from stepwell.web.openapi import describe
 from stepwell.web.problems import HANDLERS, Problem, as_json, invalid, refusal, too_fast, unauthenticated
-from stepwell.web.rates import Rate, Throttle, name_address
+from stepwell.web.rate_limit import Rate, Throttle, name_address
+from stepwell.web.refusal_log import STATUSES, RefusalLog
 
 ENVELOPE = 64 * 1024  # bytes of a body beside the reply itself
 LEAST_BODY = 1024
+LONGEST_ADDRESS = 100  # characters of an address in the log
 RATE = Rate(100, per=timedelta(seconds=1), burst=200)
 
 
@@ -34,33 +37,33 @@ def completions(
     max_body: int | None = None,
     rate: Rate | None = RATE,
 ) -> Starlette:
-    """An ASGI application for the world: public, while the rest of yours is private.
+    """An ASGI application for external systems: public, while the rest of yours is private.
 
-    Callers are known by `tokens`. Who holds the signed token of a question may answer that one without being known,
-    unless `allow_resume_tokens=False`. A door that nobody could use, or everybody, is not built. `max_body` is in bytes
-    (by default `max_payload` and 64 kB); `rate` holds for each client in each process (None: no limit).
+    `tokens` are the known callers. The signed token of an interaction completes that one without a bearer token,
+    unless `allow_resume_tokens=False`. Refuses to be built if no caller, or every caller, could use it. `max_body` is
+    in bytes (by default `max_payload` and 64 kB); `rate` applies to each client in each process (None: no limit).
 
-    On its own it opens the engine for as long as it runs; mounted, the application around it has to.
+    Alone, it opens the engine while it runs; mounted, the application around it has to.
     """
     bearers = Bearers(tokens)
     if not len(bearers) and not (allow_resume_tokens and engine.has_token_keys):
-        raise InvalidInput("tokens", "nobody could use this door; pass tokens=[BearerToken(…)], or let signed tokens "
-                           "answer: Engine(token_keys=…) and allow_resume_tokens=True")
+        raise InvalidInput("tokens", "no caller could use it; pass tokens=[BearerToken(…)], or accept signed tokens "
+                           "with Engine(token_keys=…) and allow_resume_tokens=True")
     most = _check_body(engine.settings.max_payload + ENVELOPE if max_body is None else max_body)
-    door = _Door(engine, bearers, most, allow_resume_tokens=allow_resume_tokens, rate=rate)
+    api = _Api(engine, bearers, most, allow_resume_tokens=allow_resume_tokens, rate=rate)
 
     @asynccontextmanager
     async def opened(_: Starlette) -> AsyncIterator[None]:
         async with engine:
             yield
 
-    app = Starlette(routes=door.routes(), exception_handlers=HANDLERS, lifespan=opened)
+    app = Starlette(routes=api.routes(), exception_handlers=HANDLERS, lifespan=opened)
     app.router.redirect_slashes = False
     return app
 
 
-class _Door:
-    """Who calls, may they, how often; then the engine decides."""
+class _Api:
+    """Identifies the caller, checks its scope and its rate; then the engine decides."""
 
     def __init__(
         self, engine: Engine, bearers: Bearers, most: int, *, allow_resume_tokens: bool, rate: Rate | None
@@ -70,14 +73,28 @@ class _Door:
         self._most = most
         self._allow_resume_tokens = allow_resume_tokens
         self._throttle = None if rate is None else Throttle(rate)
+        self._refusals = RefusalLog()
 
     def routes(self) -> list[Route]:
         return [
-            Route("/interactions/complete", self.complete, methods=["POST"]),
-            Route("/interactions/pending", self.pending, methods=["GET"]),
-            Route("/interactions/{interaction_id}", self.show, methods=["GET"]),
-            Route("/openapi.json", self.document, methods=["GET"]),
+            self._route("POST", "/interactions/complete", self.complete),
+            self._route("GET", "/interactions/pending", self.pending),
+            self._route("GET", "/interactions/{interaction_id}", self.show),
+            self._route("GET", "/openapi.json", self.document),
         ]
+
+    def _route(self, method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+        """A route that logs refused callers. The log has the route's own path: the request's may hold a secret."""
+
+        async def respond(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except Problem as problem:
+                if problem.status in STATUSES:
+                    self._refusals.note(self._name(request), f"{problem.status} {problem.reason} at {method} {path}")
+                raise
+
+        return Route(path, respond, methods=[method], name=endpoint.__name__)
 
     async def complete(self, request: Request) -> Response:
         bearer = self._caller(request)
@@ -86,25 +103,22 @@ class _Door:
         elif not self._allow_resume_tokens:
             raise unauthenticated("send Authorization: Bearer …")
         body = await read_completion(request, self._most)
-        if bearer is None and body.resume_token is None:
-            raise unauthenticated("send Authorization: Bearer …, or the question's resumeToken in the body")
+        if bearer is None and body.token is None:
+            raise unauthenticated("send Authorization: Bearer …, or the interaction's resumeToken in the body")
         try:
-            return as_json(show_completion(await self._engine.complete(**self._answer(body, bearer))))
+            return as_json(show_completion(await self._engine.complete(**self._arguments(body, bearer))))
         except CompletionRefused as error:
             raise refusal(error, has_bearer=bearer is not None) from error
         except InvalidInput as error:
             raise invalid(error) from error
 
-    def _answer(self, body: CompletionBody, bearer: BearerToken | None) -> dict[str, Any]:
-        """What the engine is asked. Who is known answers in their own name and tenant, whatever the body says."""
-        answer = {
-            "interaction": body.interaction_id, "correlation": body.correlation_id, "token": body.resume_token,
-            "reply": body.response_payload, "actor": body.actor,
-        }  # fmt: skip
+    def _arguments(self, body: Completion, bearer: BearerToken | None) -> dict[str, Any]:
+        """The arguments for the engine. A known caller completes in its own name and tenant, whatever the body says."""
+        arguments = msgspec.structs.asdict(body)
         if bearer is not None:
-            answer["tenant"] = self._engine.settings.tenant if bearer.tenant is None else bearer.tenant
-            answer["actor"] = body.actor if bearer.actor is None else bearer.actor
-        return answer
+            arguments["tenant"] = self._engine.settings.tenant if bearer.tenant is None else bearer.tenant
+            arguments["actor"] = body.actor if bearer.actor is None else bearer.actor
+        return arguments
 
     async def pending(self, request: Request) -> Response:
         bearer = self._reader(request)
@@ -122,12 +136,12 @@ class _Door:
     async def show(self, request: Request) -> Response:
         bearer = self._reader(request)
         try:
-            question = await self._engine.interactions.get(request.path_params["interaction_id"], tenant=bearer.tenant)
+            found = await self._engine.interactions.get(request.path_params["interaction_id"], tenant=bearer.tenant)
         except CompletionRefused as error:
             raise refusal(error, has_bearer=True) from error
         except InvalidInput as error:
-            raise Problem(404, "unknown", f"there is no such question: {error.problem}") from error
-        return as_json(show_interaction(question))
+            raise Problem(404, "unknown", f"there is no such interaction: {error.problem}") from error
+        return as_json(show_interaction(found))
 
     async def document(self, request: Request) -> Response:
         self._caller(request)
@@ -141,20 +155,30 @@ class _Door:
         return _check_scope(bearer, "read")
 
     def _caller(self, request: Request) -> BearerToken | None:
-        """Who calls; None who does not say so. Who gives wrong credentials counts by where they come from."""
-        headers = request.headers.getlist("authorization")
-        bearer = self._bearers.find(_secret(headers[0])) if len(headers) == 1 else None
+        """The caller; None without credentials. Wrong credentials count by the client's address."""
+        bearer = self._bearer(request)
         if self._throttle is not None and (wait := self._throttle.take(_client(request, bearer))):
             raise too_fast(wait)
-        if headers and bearer is None:
-            raise unauthenticated("the Authorization header names nobody who is known here")
+        if bearer is None and "authorization" in request.headers:
+            raise unauthenticated("the Authorization header has no known token")
         return bearer
+
+    def _bearer(self, request: Request) -> BearerToken | None:
+        headers = request.headers.getlist("authorization")
+        return self._bearers.find(_secret(headers[0])) if len(headers) == 1 else None
+
+    def _name(self, request: Request) -> str:
+        bearer = self._bearer(request)
+        if bearer is not None:
+            return self._bearers.name(bearer)
+        # A server that trusts X-Forwarded-For may give any text as an address.
+        return ascii(_client(request, None)[:LONGEST_ADDRESS])[1:-1] or "an unknown address"
 
 
 def _check_scope(bearer: BearerToken, scope: Scope) -> BearerToken:
     if scope not in bearer.scopes:
         challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
-        raise Problem(403, "scope", f"this bearer token has not the scope {scope!r}",
+        raise Problem(403, "scope", f"this bearer token does not have the scope {scope!r}",
                       headers={"WWW-Authenticate": challenge})
     return bearer
 

@@ -1,4 +1,4 @@
-"""Questions over HTTP: which ones are wanted, and how they look; names are those of the contract with the world."""
+"""Interactions over HTTP: the filters of a list, and their JSON, with the names of the contract."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from starlette.datastructures import QueryParams
 
-from stepwell._core.interactions import Completion, Interaction, InteractionStatus, epoch_ms
+from stepwell._client.admin.interactions import LARGEST_PAGE
+from stepwell._core.interaction import Completion, Interaction, InteractionStatus, epoch_ms
 from stepwell.config import DIGITS
-from stepwell.interactions import LARGEST_PAGE
 from stepwell.web.problems import Problem
 
 
@@ -27,13 +27,13 @@ class PendingQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_query(params: QueryParams) -> PendingQuery:
-    """Filters as a URL has them; a blank name is none."""
+    """The filters in a URL; a blank value is none."""
     given: dict[str, Any] = {}
     for name, text in params.multi_items():
         if name not in PendingQuery.__struct_fields__:
             raise _malformed(name, f"is unknown (known: {', '.join(PendingQuery.__struct_fields__)})")
         if name in given:
-            raise _malformed(name, "is there twice")
+            raise _malformed(name, "is given twice")
         given[name] = _value(name, text)
     return PendingQuery(**{name: value for name, value in given.items() if value is not None})
 
@@ -53,7 +53,7 @@ def _value(name: str, text: str) -> str | int | bool | None:
 
 
 def show_completion(completion: Completion) -> dict[str, Any]:
-    """An answer that was admitted."""
+    """An admitted completion."""
     return {
         "interactionId": completion.interaction_id,
         "executionId": str(completion.instance_id),
@@ -63,37 +63,37 @@ def show_completion(completion: Completion) -> dict[str, Any]:
     }
 
 
-def show_interaction(question: Interaction) -> dict[str, Any]:
-    """One question, whole. Its token is not shown: who reads may not answer by that."""
+def show_interaction(interaction: Interaction) -> dict[str, Any]:
+    """One interaction, without its token: the right to read is not the right to complete."""
     return {
-        "interactionId": question.id,
-        "correlationId": question.correlation_id,
-        "tenantId": question.tenant,
-        "executionId": str(question.instance_id),
-        "machine": question.machine,
-        "version": question.version,
-        "step": question.step,
-        "stepId": f"{question.machine}.{question.step}",
-        "itemIndex": question.index,
-        "status": question.status.value,
-        "requestPayload": question.request,
-        "outputType": question.reply_type,
-        "outputSchema": question.reply_schema,
-        "responsePayload": question.reply,
-        "actor": question.actor,
-        "assignee": question.assignee,
-        "group": question.group,
-        "requiresToken": question.requires_token,
-        "idempotencyKey": question.idempotency_key,
-        "transportType": question.transport,
-        "transportMetadata": question.metadata,
-        "attempts": question.attempts,
-        "error": question.error,
-        "overdue": question.is_overdue,
-        "deadlineEpochMs": epoch_ms(question.deadline),
-        "createdAtEpochMs": epoch_ms(question.created_at),
-        "dispatchedAtEpochMs": epoch_ms(question.dispatched_at),
-        "finishedAtEpochMs": epoch_ms(question.finished_at),
+        "interactionId": interaction.id,
+        "correlationId": interaction.correlation_id,
+        "tenantId": interaction.tenant,
+        "executionId": str(interaction.instance_id),
+        "machine": interaction.machine,
+        "version": interaction.version,
+        "step": interaction.step,
+        "stepId": f"{interaction.machine}.{interaction.step}",
+        "itemIndex": interaction.index,
+        "status": interaction.status.value,
+        "requestPayload": interaction.request,
+        "outputType": interaction.reply_type,
+        "outputSchema": interaction.reply_schema,
+        "responsePayload": interaction.reply,
+        "actor": interaction.actor,
+        "assignee": interaction.assignee,
+        "group": interaction.group,
+        "requiresToken": interaction.requires_token,
+        "idempotencyKey": interaction.idempotency_key,
+        "transportType": interaction.transport,
+        "transportMetadata": interaction.metadata,
+        "attempts": interaction.attempts,
+        "error": interaction.error,
+        "overdue": interaction.is_overdue,
+        "deadlineEpochMs": epoch_ms(interaction.deadline),
+        "createdAtEpochMs": epoch_ms(interaction.created_at),
+        "dispatchedAtEpochMs": epoch_ms(interaction.dispatched_at),
+        "finishedAtEpochMs": epoch_ms(interaction.finished_at),
     }
 
 

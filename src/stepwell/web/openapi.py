@@ -1,13 +1,13 @@
-"""The OpenAPI document of the door for completions; a test sends what it allows and compares what it promises."""
+"""The OpenAPI document of the application; a test sends what it allows and compares what it promises."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 from typing import Any
 
-from stepwell._core.interactions import InteractionStatus
+from stepwell._client.admin.interactions import LARGEST_PAGE
+from stepwell._core.interaction import InteractionStatus
 from stepwell.config import MAX_NAME
-from stepwell.interactions import LARGEST_PAGE
 from stepwell.web.problems import MEDIA_TYPE, TITLES
 
 Schema = dict[str, Any]
@@ -20,13 +20,13 @@ _STATUS: Schema = {"type": "string", "enum": [status.value for status in Interac
 
 
 def describe(root: str, max_body: int, *, allow_resume_tokens: bool) -> Schema:
-    """The document, for a door that is mounted at `root`."""
+    """The document of an application that is mounted at `root`."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Stepwell completions",
             "version": version("stepwell"),
-            "description": "How the world answers the questions of durable machines.",
+            "description": "How external systems complete the interactions of durable machines.",
         },
         "servers": [{"url": root or "/"}],
         "paths": {
@@ -38,7 +38,7 @@ def describe(root: str, max_body: int, *, allow_resume_tokens: bool) -> Schema:
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             "schemas": {
-                "Answer": _ANSWER, "Admitted": _ADMITTED, "Interaction": _INTERACTION, "Page": _PAGE,
+                "Answer": _COMPLETION, "Admitted": _ADMITTED, "Interaction": _INTERACTION, "Page": _PAGE,
                 "Problem": _PROBLEM,
             },
         },
@@ -48,9 +48,9 @@ def describe(root: str, max_body: int, *, allow_resume_tokens: bool) -> Schema:
 def _complete(max_body: int, allow_resume_tokens: bool) -> Schema:
     return {
         "operationId": "complete",
-        "summary": "Answer a question",
+        "summary": "Complete an interaction",
         "description": "Named by its id, its correlation id or its signed token; if by several, they have to be of "
-        "the same question. The same answer again is a success, marked as duplicate. What is refused changes nothing.",
+        "the same one. The same completion again is a success, marked as duplicate. A refused one changes nothing.",
         "security": [{"bearer": []}, {}] if allow_resume_tokens else [{"bearer": []}],
         "requestBody": {
             "required": True,
@@ -61,10 +61,10 @@ def _complete(max_body: int, allow_resume_tokens: bool) -> Schema:
             "200": _json("Admitted", "admitted, now or before"),
             **_problems({
                 400: "the body is not JSON, or has a field that is unknown, missing, double or of another type",
-                401: "no credentials that are known here, or a token that does not hold",
-                403: "the bearer token has not the scope `complete`, or the question requires its signed token",
-                404: "no such question, or another tenant's",
-                409: "it was answered before with another reply (`conflict`), or has ended otherwise (`closed`)",
+                401: "no known credentials, or an invalid token",
+                403: "the bearer token does not have the scope `complete`, or the interaction requires its token",
+                404: "no such interaction, or another tenant's",
+                409: "it was completed before with another reply (`conflict`), or has ended otherwise (`closed`)",
                 410: "its deadline has passed",
                 413: "the body, or the reply in it, is too large",
                 415: "the body is not sent as JSON",
@@ -78,21 +78,21 @@ def _pending() -> Schema:
     text = {**_TEXT, "maxLength": MAX_NAME, "pattern": "^[^\\u0000]*$"}
     return {
         "operationId": "pending",
-        "summary": "List questions that wait for an answer",
-        "description": "Those that fit every filter, by deadline, then by age. A blank filter is none.",
+        "summary": "List interactions that wait for a reply",
+        "description": "Those that match all filters, by deadline, then by age. A blank filter is ignored.",
         "security": [{"bearer": []}],
         "parameters": [
             *(_query(name, text) for name in ("assignee", "group", "machine", "step", "transport")),
             _query("overdue", {"type": "boolean"}),
             _query("limit", {"type": "integer", "minimum": 1, "maximum": LARGEST_PAGE, "default": 50}),
-            _query("cursor", _TEXT, "of the page before"),
+            _query("cursor", _TEXT, "of the previous page"),
         ],
         "responses": {
             "200": _json("Page", "a page of them"),
             **_problems({
                 400: "a parameter that is unknown, double or refused",
-                401: "no credentials that are known here",
-                403: "the bearer token has not the scope `read`",
+                401: "no known credentials",
+                403: "the bearer token does not have the scope `read`",
             }),
         },
     }
@@ -101,15 +101,15 @@ def _pending() -> Schema:
 def _show() -> Schema:
     return {
         "operationId": "show",
-        "summary": "Look at one question",
+        "summary": "Get one interaction",
         "security": [{"bearer": []}],
         "parameters": [{"name": "interactionId", "in": "path", "required": True, "schema": _TEXT}],
         "responses": {
-            "200": _json("Interaction", "the question, and its answer if there is one"),
+            "200": _json("Interaction", "the interaction, and its reply if there is one"),
             **_problems({
-                401: "no credentials that are known here",
-                403: "the bearer token has not the scope `read`",
-                404: "no such question, or another tenant's",
+                401: "no known credentials",
+                403: "the bearer token does not have the scope `read`",
+                404: "no such interaction, or another tenant's",
             }),
         },
     }
@@ -122,13 +122,13 @@ def _document() -> Schema:
         "security": [],
         "responses": {
             "200": {"description": "OpenAPI 3.1", "content": {"application/json": {"schema": {"type": "object"}}}},
-            **_problems({401: "credentials were sent that are not known here"}),
+            **_problems({401: "unknown credentials were sent"}),
         },
     }
 
 
 def _problems(own: dict[int, str]) -> Schema:
-    """What an operation refuses, and what any of them does."""
+    """The problems of an operation, and those that every operation has."""
     everywhere = {429: "too many requests", 503: "the database does not answer"}
     found = {}
     for status, description in {**own, **everywhere}.items():
@@ -159,15 +159,15 @@ def _closed(properties: Schema, optional: tuple[str, ...] = ()) -> Schema:
     }  # fmt: skip
 
 
-_ANSWER: Schema = {
+_COMPLETION: Schema = {
     **_closed(
         {
-            "interactionId": {**_MAYBE_TEXT, "description": "the question's id"},
-            "correlationId": {**_MAYBE_TEXT, "description": "the question's correlation id"},
-            "resumeToken": {**_MAYBE_TEXT, "description": "the question's signed token"},
-            "idempotencyKey": {**_MAYBE_TEXT, "description": "taken, and not needed: a question is answered once"},
+            "interactionId": {**_MAYBE_TEXT, "description": "the interaction's id"},
+            "correlationId": {**_MAYBE_TEXT, "description": "the interaction's correlation id"},
+            "resumeToken": {**_MAYBE_TEXT, "description": "the interaction's signed token"},
+            "idempotencyKey": {**_MAYBE_TEXT, "description": "accepted, but not needed: completions are idempotent"},
             "responsePayload": {**_ANY, "description": "the reply: a JSON value of the type that was asked for"},
-            "actor": {**_MAYBE_TEXT, "description": "who answers; a bearer token's own actor counts instead"},
+            "actor": {**_MAYBE_TEXT, "description": "the person or system that replies; a token's own actor wins"},
         },
         optional=("interactionId", "correlationId", "resumeToken", "idempotencyKey", "actor"),
     ),
@@ -178,7 +178,7 @@ _ADMITTED = _closed({
     "executionId": _TEXT,
     "stepId": {**_TEXT, "description": "machine.step"},
     "status": {"const": InteractionStatus.COMPLETED.value},
-    "duplicate": {"type": "boolean", "description": "this answer was admitted before"},
+    "duplicate": {"type": "boolean", "description": "this completion was admitted before"},
 })
 _INTERACTION = _closed({
     "interactionId": _TEXT,
@@ -189,21 +189,21 @@ _INTERACTION = _closed({
     "version": {"type": "integer"},
     "step": _TEXT,
     "stepId": {**_TEXT, "description": "machine.step"},
-    "itemIndex": {"type": ["integer", "null"], "description": "of a question about one item of many"},
+    "itemIndex": {"type": ["integer", "null"], "description": "if it is about one item of many"},
     "status": _STATUS,
     "requestPayload": _ANY,
-    "outputType": {**_TEXT, "description": "what the reply has to be, as people call it"},
+    "outputType": {**_TEXT, "description": "the type of the reply, as a name"},
     "outputSchema": {"type": ["object", "null"], "description": "the same as a JSON Schema"},
     "responsePayload": _ANY,
-    "actor": {**_MAYBE_TEXT, "description": "who answered"},
+    "actor": {**_MAYBE_TEXT, "description": "the person or system that replied"},
     "assignee": _MAYBE_TEXT,
     "group": _MAYBE_TEXT,
-    "requiresToken": {"type": "boolean", "description": "it is answered with its signed token only"},
+    "requiresToken": {"type": "boolean", "description": "it is completed only with its signed token"},
     "idempotencyKey": _TEXT,
     "transportType": _TEXT,
     "transportMetadata": {"type": ["object", "null"]},
-    "attempts": {"type": "integer", "description": "to send it"},
-    "error": {**_MAYBE_TEXT, "description": "of the last attempt"},
+    "attempts": {"type": "integer", "description": "attempts to send it"},
+    "error": {**_MAYBE_TEXT, "description": "error of the last attempt"},
     "overdue": {"type": "boolean"},
     "deadlineEpochMs": _WHEN,
     "createdAtEpochMs": {**_WHEN, "type": "integer"},
@@ -212,7 +212,7 @@ _INTERACTION = _closed({
 })
 _PAGE = _closed({
     "interactions": {"type": "array", "items": _ref("Interaction")},
-    "cursor": {**_MAYBE_TEXT, "description": "of the page after this one; null: this is the last"},
+    "cursor": {**_MAYBE_TEXT, "description": "of the next page; null: this is the last"},
 })
 _PROBLEM = _closed(
     {
@@ -221,9 +221,9 @@ _PROBLEM = _closed(
         "status": {"type": "integer"},
         "detail": _TEXT,
         "reason": {"type": "string", "enum": list(TITLES)},
-        "field": {**_TEXT, "description": "which one is at fault"},
-        "interactionId": {**_TEXT, "description": "of the question, if there is one"},
-        "interactionStatus": {**_STATUS, "description": "how a closed question has ended"},
+        "field": {**_TEXT, "description": "the field at fault"},
+        "interactionId": {**_TEXT, "description": "the interaction, if there is one"},
+        "interactionStatus": {**_STATUS, "description": "how a closed interaction has ended"},
     },
     optional=("field", "interactionId", "interactionStatus"),
 )

@@ -1,4 +1,4 @@
-"""Problems as the world is told of them: problem+json after RFC 9457, with our `reason`, and the `field` at fault."""
+"""Problems as HTTP responses: problem+json after RFC 9457, with our `reason`, and the `field` at fault."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from stepwell.errors import (
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_OUTAGE = 2  # seconds
 TITLES: Mapping[str, str] = {
-    "malformed": "The request is not what this door takes",
-    "credentials": "Nobody is known by these credentials",
-    "token": "The resume token does not hold",
+    "malformed": "The request is malformed",
+    "credentials": "These credentials are unknown",
+    "token": "The resume token is invalid",
     "scope": "The bearer token may not do this",
-    "unknown": "There is no such question",
+    "unknown": "There is no such interaction",
     "path": "There is nothing here",
-    "method": "This can not be done here",
-    "refused": "The answer was not admitted",
-    "conflict": "It was answered before, with another reply",
-    "closed": "The question is closed",
-    "late": "The question's deadline has passed",
+    "method": "This method is not allowed here",
+    "refused": "The completion was refused",
+    "conflict": "It was completed before, with another reply",
+    "closed": "The interaction is closed",
+    "late": "The interaction's deadline has passed",
     "size": "The request is too large",
     "media": "The body is not JSON",
     "type": "The reply is not of the type that was asked for",
@@ -63,7 +63,7 @@ _log = logging.getLogger("stepwell.web")
 
 
 class Problem(Exception):
-    """An answer that is a refusal; it never leaves this package."""
+    """A refusal as a response; it never leaves this package."""
 
     def __init__(
         self, status: int, reason: str, detail: str, *, field: str | None = None, headers: Mapping[str, str] = {}
@@ -89,7 +89,7 @@ class Problem(Exception):
 def as_json(
     value: object, status: int = 200, media_type: str = "application/json", headers: Mapping[str, str] = {}
 ) -> Response:
-    """A response that nobody keeps. The standard encoder: numbers that came out of jsonb may be of any length."""
+    """A response that must not be cached. The standard encoder: numbers that came out of jsonb may be of any length."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     never = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return Response(text.encode("utf-8", "replace"), status, {**never, **headers}, media_type)
@@ -107,10 +107,10 @@ def too_fast(seconds: float) -> Problem:
 
 
 def refusal(error: CompletionRefused, *, has_bearer: bool) -> Problem:
-    """The problem of an answer that was not admitted."""
+    """The problem of a refused completion."""
     wrong = error if isinstance(error, InvalidToken) else error.__cause__
     if isinstance(wrong, InvalidToken) and not has_bearer:
-        # To somebody unknown nothing but this: neither whether there is such a question, nor how it stands.
+        # An unknown caller learns only this: neither whether there is such an interaction nor its status.
         return Problem(401, wrong.reason, wrong.problem, field="resumeToken", headers=_BEARER)
     problem = Problem(STATUSES.get(type(error), 409), error.reason, str(error))
     if error.interaction is not None:
@@ -134,43 +134,43 @@ def invalid(error: InvalidInput, status: int = 422) -> Problem:
 
 
 def shown(field: str) -> str:
-    """A field of the engine's as it is called over HTTP: "reply.amount" is "responsePayload.amount"."""
+    """The name of an engine's field in HTTP: "reply.amount" is "responsePayload.amount"."""
     for ours, theirs in FIELDS.items():
         if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
             return theirs + field[len(ours) :]
     return field
 
 
-def _answer_problem(_: Request, error: Exception) -> Response:
+def _problem_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)  # noqa: S101 - registered for this alone
     return error.response()
 
 
-def _answer_http(_: Request, error: Exception) -> Response:
+def _http_response(_: Request, error: Exception) -> Response:
     """What Starlette itself refuses: an unknown path, another method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this alone
     reason = {404: "path", 405: "method"}.get(error.status_code, "malformed")
     return Problem(error.status_code, reason, str(error.detail), headers=error.headers or {}).response()
 
 
-def _answer_outage(request: Request, error: Exception) -> Response:
+def _outage_response(request: Request, error: Exception) -> Response:
     _log.warning("%s %r: %s", request.method, request.url.path, error)
     return Problem(
-        503, "unavailable", "the database does not answer now; send the same request again: what was admitted already "
-        "is answered as a duplicate", headers={"Retry-After": str(RETRY_AFTER_OUTAGE)},
+        503, "unavailable", "the database does not answer now; send the same request again: a completion that was "
+        "admitted is reported as a duplicate", headers={"Retry-After": str(RETRY_AFTER_OUTAGE)},
     ).response()  # fmt: skip
 
 
-def _answer_gone(_: Request, __: Exception) -> Response:
-    return Problem(400, "malformed", "the body ended before it was whole").response()
+def _disconnect_response(_: Request, __: Exception) -> Response:
+    return Problem(400, "malformed", "the body ended too early").response()
 
 
-def _answer_fault(_: Request, __: Exception) -> Response:
-    """Anything else. Starlette raises it again once this is sent, so that the server logs it."""
-    return Problem(500, "internal", "this is our fault; the server's log says more").response()
+def _fault_response(_: Request, __: Exception) -> Response:
+    """Any other error. Starlette raises it again once this is sent, so that the server logs it."""
+    return Problem(500, "internal", "this is an error of the server; its log says more").response()
 
 
 HANDLERS: Mapping[Any, Any] = {
-    Problem: _answer_problem, HTTPException: _answer_http, DatabaseError: _answer_outage, EngineClosed: _answer_outage,
-    ClientDisconnect: _answer_gone, Exception: _answer_fault,
+    Problem: _problem_response, HTTPException: _http_response, DatabaseError: _outage_response,
+    EngineClosed: _outage_response, ClientDisconnect: _disconnect_response, Exception: _fault_response,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The end of an answer that goes on by itself against whatever else happens to its unit, by two connections.
+"""The end of a continuation against every other change of its unit, by two connections.
 
 Numbers are those of the scenarios in the digest of the pipeline framework's await units.
 """
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stepwell._core.records import Claim
-from stepwell._store import units
+from stepwell._core.instance import Claim
+from stepwell._store import await_units
 from stepwell.errors import InteractionClosed
 from tests.support.asked import SOON, Asked, each
 from tests.support.contest import Contestant, done, stopped
@@ -20,9 +20,9 @@ NO_LOCK = ("for no key update skip locked", "")
 
 
 async def items(asked: Asked, by: Contestant, number: int, asks: int | None = None, **options: Any) -> Any:
-    """An instance that has asked about some items, of which so many are answered and in the hands of one worker each.
+    """An instance that has asked about some items, a number of which are completed and claimed by one worker each.
 
-    Returns its id, the ids of its questions, and the claims.
+    Returns its id, the ids of its interactions, and the claims.
     """
     claim = await asked.claimed(by)
     outcome = replace(each(**options), item_step="collect")
@@ -35,7 +35,7 @@ async def items(asked: Asked, by: Contestant, number: int, asks: int | None = No
 
 
 async def counted(asked: Asked, instance: int) -> tuple[Any, ...]:
-    """The unit's status, how many are resolved, how many go on; and the status of the instance."""
+    """The unit's status, how many are resolved, how many continue; and the status of the instance."""
     [row] = await asked.sql(
         "select u.status, u.resolved, u.continuing, i.status from stepwell.await_units u "
         "join stepwell.instances i on i.id = u.instance_id where i.id = $1", instance,
@@ -54,7 +54,7 @@ async def test_the_last_two_items_that_end_at_once_release_their_parent_once(ask
     await one.begin()
     assert await asked.flush(one, done(first)) == [first.id]
 
-    assert await asked.flush(other, done(last)) == []  # the parent is held: it comes back
+    assert await asked.flush(other, done(last)) == []  # the parent is locked: the end is retried
     assert not await asked.is_anybody_waiting()
     await one.commit()
     assert await counted(asked, parent) == ("waiting", 2, 1, "awaiting_external")
@@ -65,7 +65,7 @@ async def test_the_last_two_items_that_end_at_once_release_their_parent_once(ask
     assert (claim.id, await asked.claim(other)) == (parent, [])
 
 
-async def test_without_the_lock_of_the_parent_the_end_of_one_of_two_items_would_be_lost(asked: Asked) -> None:
+async def test_without_the_parents_lock_one_of_two_ends_of_items_would_be_lost(asked: Asked) -> None:
     one, other = await asked.join()
     other.change("children/lock_parents", NO_LOCK)
     parent, _, [first, last] = await items(asked, one, 2)
@@ -80,7 +80,7 @@ async def test_without_the_lock_of_the_parent_the_end_of_one_of_two_items_would_
     await asked.sql("truncate stepwell.instances, stepwell.await_units, stepwell.interactions")
 
 
-async def test_items_that_end_in_one_flush_are_all_counted(asked: Asked) -> None:
+async def test_items_that_end_in_one_group_commit_are_all_counted(asked: Asked) -> None:
     [one] = await asked.join(1)
     parent, _, claims = await items(asked, one, 3)
 
@@ -89,7 +89,7 @@ async def test_items_that_end_in_one_flush_are_all_counted(asked: Asked) -> None
     assert await counted(asked, parent) == ("completed", 3, 0, "runnable")
 
 
-async def test_one_that_fails_in_a_flush_with_others_fails_the_unit_whatever_their_order(asked: Asked) -> None:
+async def test_one_item_that_fails_in_a_group_commit_fails_the_unit_in_any_order(asked: Asked) -> None:
     [one] = await asked.join(1)
     parent, _, [a, b, c] = await items(asked, one, 3)
 
@@ -101,10 +101,10 @@ async def test_one_that_fails_in_a_flush_with_others_fails_the_unit_whatever_the
 
 
 @pytest.mark.parametrize("cascade", [True, False])
-async def test_an_answer_on_its_way_is_taken_along_by_the_cancel_that_waits_for_it(
+async def test_a_cancel_that_waits_for_a_completion_ends_its_continuation_too(
     asked: Asked, *, cascade: bool
 ) -> None:
-    """The cancel had looked for what is below before the answer was there."""
+    """The cancel had read what is below before the completion was committed."""
     answering, cancelling = await asked.join()
     parent, [_, question], [claim] = await items(asked, answering, 1, 2)
     await asked.flush(answering, done(claim))
@@ -120,9 +120,9 @@ async def test_an_answer_on_its_way_is_taken_along_by_the_cancel_that_waits_for_
     assert await asked.claim(answering) == []
 
 
-async def test_without_an_end_for_what_goes_on_it_would_run_for_nobody(asked: Asked) -> None:
+async def test_without_an_end_a_continuation_of_a_cancelled_parent_would_run(asked: Asked) -> None:
     answering, cancelling = await asked.join()
-    cancelling.change("units/drop_items", ("i.continues_unit_id = u.id", "i.continues_unit_id = -u.id"))
+    cancelling.change("await_units/drop_items", ("i.continues_unit_id = u.id", "i.continues_unit_id = -u.id"))
     parent, [question], _ = await items(asked, answering, 0, 1)
     await answering.begin()
     await asked.complete(answering, question)
@@ -135,7 +135,7 @@ async def test_without_an_end_for_what_goes_on_it_would_run_for_nobody(asked: As
     await asked.sql("truncate stepwell.instances, stepwell.await_units, stepwell.interactions")
 
 
-async def test_an_answer_that_meets_the_cancel_of_its_parent_is_refused_and_starts_nothing(asked: Asked) -> None:
+async def test_a_completion_during_the_cancel_of_its_parent_starts_nothing(asked: Asked) -> None:
     cancelling, answering = await asked.join()
     parent, [question], _ = await items(asked, answering, 0, 1)
     await cancelling.begin()
@@ -165,7 +165,7 @@ async def test_a_timeout_that_fails_the_unit_beats_the_end_that_waits_for_it(ask
     assert await asked.row(claim.id, "status") == "cancelled"
 
 
-async def test_an_end_on_its_way_is_counted_before_the_timeout_that_passes_it_over(asked: Asked) -> None:
+async def test_an_uncommitted_end_is_counted_before_the_timeout_that_skips_it(asked: Asked) -> None:
     ending, expiring = await asked.join()
     parent, _, [claim] = await items(asked, ending, 1, 2, timeout=SOON, on_timeout="fail")
     await asked.harness.advance(SOON)
@@ -181,7 +181,7 @@ async def test_an_end_on_its_way_is_counted_before_the_timeout_that_passes_it_ov
     assert await asked.row(claim.id, "status") == "done"
 
 
-async def test_the_last_end_and_the_timeout_of_another_item_that_wakes_release_once(asked: Asked) -> None:
+async def test_the_last_end_and_the_timeout_of_another_item_release_the_unit_once(asked: Asked) -> None:
     ending, expiring = await asked.join()
     parent, _, [claim] = await items(asked, ending, 1, 2, timeout=SOON, on_timeout="wake")
     await asked.harness.advance(SOON)
@@ -196,7 +196,7 @@ async def test_the_last_end_and_the_timeout_of_another_item_that_wakes_release_o
     assert await counted(asked, parent) == ("completed", 2, 0, "runnable")
 
 
-async def test_an_item_whose_worker_is_thought_dead_is_not_ended_twice(asked: Asked) -> None:
+async def test_an_item_of_a_worker_presumed_dead_is_not_ended_twice(asked: Asked) -> None:
     """Scenario 42: a terminal failed child is not overwritten."""
     reaping, ending = await asked.join()
     parent, _, [claim] = await items(asked, ending, 1)
@@ -212,7 +212,7 @@ async def test_an_item_whose_worker_is_thought_dead_is_not_ended_twice(asked: As
     assert await counted(asked, parent) == ("failed", 1, 0, "runnable")
 
 
-async def test_an_item_that_ends_while_it_is_to_be_reaped_is_left_alone(asked: Asked) -> None:
+async def test_an_item_that_ends_before_its_reap_is_left_alone(asked: Asked) -> None:
     ending, reaping = await asked.join()
     parent, _, [claim] = await items(asked, ending, 1)
     await asked.end_lease(claim)
@@ -227,8 +227,8 @@ async def test_an_item_that_ends_while_it_is_to_be_reaped_is_left_alone(asked: A
     assert await counted(asked, parent) == ("completed", 1, 0, "runnable")
 
 
-async def test_an_item_that_crashed_too_often_is_failed_after_the_end_of_another_is_committed(asked: Asked) -> None:
-    """Both are counted: who reaps waits for nobody, and looks again."""
+async def test_an_item_that_crashed_too_often_fails_after_anothers_end_commits(asked: Asked) -> None:
+    """Both are counted: the reaper skips the locked row, and checks again."""
     ending, reaping = await asked.join()
     parent, _, [first, crashed] = await items(asked, ending, 2)
     await asked.end_lease(crashed)
@@ -256,8 +256,8 @@ async def test_a_cancel_of_an_item_waits_for_its_end_and_changes_nothing(asked: 
     assert await counted(asked, parent) == ("completed", 1, 0, "runnable")
 
 
-async def test_an_item_that_is_being_claimed_while_its_unit_fails_ends_for_nobody(asked: Asked) -> None:
-    """Who fails waits for nobody: that one is passed over, and its end counts nowhere."""
+async def test_an_item_that_is_being_claimed_while_its_unit_fails_is_not_counted(asked: Asked) -> None:
+    """The failing item skips the locked one, and its end is not counted."""
     failing, claiming = await asked.join()
     parent, [*_, question], [claim] = await items(asked, failing, 1, 2)
     await asked.complete(failing, question)
@@ -272,7 +272,7 @@ async def test_an_item_that_is_being_claimed_while_its_unit_fails_ends_for_nobod
     assert await counted(asked, parent) == ("failed", 2, 0, "runnable")
 
 
-async def test_an_item_that_was_passed_over_counts_again_once_its_parent_is_retried(asked: Asked) -> None:
+async def test_an_item_that_was_skipped_counts_again_once_its_parent_is_retried(asked: Asked) -> None:
     failing, claiming = await asked.join()
     parent, [*_, question], [claim] = await items(asked, failing, 1, 2)
     await asked.complete(failing, question)
@@ -294,7 +294,7 @@ async def test_an_item_that_was_passed_over_counts_again_once_its_parent_is_retr
 
 
 async def test_the_end_of_an_item_waits_for_no_callers_transaction(asked: Asked) -> None:
-    """Neither for one that holds the parent, nor does it keep others from ending."""
+    """It does not wait for a lock on the parent, nor does it delay the ends of other items."""
     caller, ending = await asked.join()
     held, _, [mine] = await items(asked, ending, 1)
     free, _, [theirs] = await items(asked, ending, 1)
@@ -309,22 +309,22 @@ async def test_the_end_of_an_item_waits_for_no_callers_transaction(asked: Asked)
     assert [(await counted(asked, id_))[0] for id_ in (held, free)] == ["completed"] * 2
 
 
-async def test_a_look_for_damage_meets_an_end_that_is_not_yet_committed_and_changes_nothing(asked: Asked) -> None:
+async def test_a_check_for_damage_during_an_uncommitted_end_changes_nothing(asked: Asked) -> None:
     ending, looking = await asked.join()
     parent, _, [claim] = await items(asked, ending, 1)
     [row] = await asked.sql("select id from stepwell.await_units")
     await ending.begin()
     await asked.flush(ending, done(claim))
 
-    mended = await units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
+    mended = await await_units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
     await ending.commit()
-    again = await units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
+    again = await await_units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
 
     assert mended[:3] == again[:3] == ([], [], [])
     assert await counted(asked, parent) == ("completed", 1, 0, "runnable")
 
 
-async def test_a_retry_of_the_parent_and_an_answer_in_the_same_moment_are_both_counted(asked: Asked) -> None:
+async def test_a_concurrent_retry_of_the_parent_and_completion_both_count(asked: Asked) -> None:
     retrying, answering = await asked.join()
     parent, [_, question], _ = await items(asked, retrying, 1, 2)
     await cancel(asked, retrying, parent)

@@ -1,5 +1,5 @@
 """SIGKILL at every point of a pipeline: in a segment, between chunks, in an item and in the last one, around the
-release of its parent, and in the step over all. What comes out is the same, in the order of the items."""
+release of its parent, and in the step over all. The result is the same, in the order of the items."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import asyncpg
 import pytest
 
 from stepwell import Handle
-from stepwell._runtime.worker import Worker
+from stepwell._worker.worker import Worker
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.crash.conftest import StartWorker
-from tests.pipelines.examples import Numbers
-from tests.pipelines.streams import BROKEN
+from tests.features.pipelines.examples import Numbers
+from tests.features.pipelines.streams import BROKEN
 from tests.support.ask_process import CHUNK, CREATE_SENDINGS, Noting
 from tests.support.asked import problems_in
 from tests.support.pipeline_process import CREATE_RUNS, WINDOW, ranked, world
@@ -42,12 +42,12 @@ async def h(make_harness: MakeHarness) -> AsyncIterator[Harness]:
 
 
 def survivor(h: Harness) -> Any:
-    """A worker in this process, which goes on where a killed one was."""
+    """A worker in this process, which continues after a killed one."""
     return h.another_engine(transports=[Noting(h.url)], reap=SOON)
 
 
 async def killed(h: Harness, start_worker: StartWorker, how: str, nth: int = 1) -> int:
-    """Let a worker run until it dies, at a point or in a step; returns its pid."""
+    """Run a worker until it dies, at a point or in a step; returns its pid."""
     where: dict[str, Any] = {"crash": how, "nth": nth} if "." in how else {"options": ["--fatal", how]}
     worker = await start_worker(h.url, module="pipeline_process", **where)
     assert await worker.ended() == -signal.SIGKILL
@@ -55,7 +55,7 @@ async def killed(h: Harness, start_worker: StartWorker, how: str, nth: int = 1) 
 
 
 async def answer(h: Harness, *items: int) -> None:
-    """Answer these items, or all that are out."""
+    """Complete these items, or all open ones."""
     rows = await h.sql("select id::text, item from stepwell.interactions where status = 'dispatched'")
     chosen = [row for row in rows if not items or row["item"] in items]
     random.Random(0).shuffle(chosen)  # noqa: S311 - an order, not a secret
@@ -65,7 +65,7 @@ async def answer(h: Harness, *items: int) -> None:
 
 
 async def finished(h: Harness, run: Handle[Any]) -> Any:
-    """Answer whatever is out until the pipeline has ended."""
+    """Complete all open interactions until the pipeline has ended."""
     ended = asyncio.create_task(run.wait(timeout=30))
     while not ended.done():
         await answer(h)
@@ -78,7 +78,8 @@ async def runs(h: Harness, step: str) -> Counter[int]:
 
 
 async def assert_whole(h: Harness, run: Handle[Any], worker: Worker) -> None:
-    """What holds whoever was killed: the result in input order, each item asked, admitted and gone on once."""
+    """What holds whichever process was killed: the result in input order; each item asked, admitted and continued
+    once."""
     ended = await run.get()
     assert (ended.status, ended.result) == ("done", EXPECTED)
     rows = await h.sql("select status, count(*) from stepwell.interactions group by 1")
@@ -92,7 +93,7 @@ async def assert_whole(h: Harness, run: Handle[Any], worker: Worker) -> None:
     assert await problems_in(connection) == []
     assert await connection.fetch(BROKEN) == []
     await connection.close()
-    assert worker.tally.reconciled == 0
+    assert worker.stats.reconciled == 0
 
 
 @pytest.mark.parametrize(
@@ -100,14 +101,14 @@ async def assert_whole(h: Harness, run: Handle[Any], worker: Worker) -> None:
     [
         ("count:0", 1, 0),  # inside the segment, before any chunk
         (f"count:{CHUNK + 1}", 1, CHUNK),  # inside it, with one chunk asked
-        ("filler.appended", 2, 2 * CHUNK),  # between two chunks
-        ("flusher.before_commit", 1, ITEMS),  # before the park
+        ("ask_each.appended", 2, 2 * CHUNK),  # between two chunks
+        ("committer.before_commit", 1, ITEMS),  # before the park
     ],
 )
-async def test_a_worker_killed_in_a_segment_is_followed_by_one_that_asks_about_the_rest(
+async def test_after_a_worker_is_killed_in_a_segment_another_asks_about_the_rest(
     h: Harness, start_worker: StartWorker, how: str, nth: int, asked: int
 ) -> None:
-    """Scenario 48: what was asked is not asked again, what was not is."""
+    """Scenario 48: an item that was asked about is not asked about again; the others are."""
     run = await h.engine.start(ranked, Numbers(ITEMS))
     await killed(h, start_worker, how, nth)
     before = [row["id"] for row in await h.sql("select id from stepwell.interactions order by item")]
@@ -125,8 +126,10 @@ async def test_a_worker_killed_in_a_segment_is_followed_by_one_that_asks_about_t
 
 
 async def asked_all(h: Harness, *, but: int = 0) -> Handle[Any]:
-    """A pipeline whose questions are all answered, and whose items have all come through but the last so many, which
-    are still to go on. No worker runs."""
+    """A pipeline with all interactions completed, and all items ended but the last of them, which still have to run.
+
+    No worker runs.
+    """
     run = await h.engine.start(ranked, Numbers(ITEMS))
     async with survivor(h) as engine, engine.worker():
         while len(await runs(h, "judge")) < ITEMS - but:
@@ -148,14 +151,15 @@ async def _is(h: Harness, query: str, number: int) -> bool:
     [
         (WINDOW, f"judge:{ITEMS - 2}", 1, True),  # inside an item, among others
         (1, f"judge:{ITEMS - 1}", 1, True),  # inside the last one
-        (1, "flusher.before_commit", 1, True),  # the last one is through, its end is not committed
-        (1, "flusher.committed", 1, False),  # its end and the release are committed, nobody has resumed
+        (1, "committer.before_commit", 1, True),  # the last one has ended, its end is not committed
+        (1, "committer.committed", 1, False),  # its end and the release are committed, the parent has not resumed
     ],
 )
-async def test_a_worker_killed_in_an_item_is_followed_by_one_that_runs_it_again(
+async def test_after_a_worker_is_killed_in_an_item_another_runs_it_again(
     h: Harness, start_worker: StartWorker, left: int, how: str, nth: int, twice: bool
 ) -> None:
-    """Scenarios 39, 40: without another answer; the other items are not run again, and the parent is released once."""
+    """Scenarios 39, 40: without another completion; the other items are not run again, and the parent is released
+    once."""
     run = await asked_all(h, but=left)
     pid = await killed(h, start_worker, how, nth)
     assert await h.sql("select from public.runs where step = 'judge' and pid = $1", pid)
@@ -173,11 +177,12 @@ async def test_a_worker_killed_in_an_item_is_followed_by_one_that_runs_it_again(
     assert len(await h.sql("select from public.sendings")) == ITEMS
 
 
-@pytest.mark.parametrize(("how", "nth"), [("rank:3", 1), ("flusher.before_commit", 2), ("executor.begun", 2)])
-async def test_a_worker_killed_after_the_release_is_followed_by_one_that_reads_all_outputs_again(
+@pytest.mark.parametrize(("how", "nth"), [("rank:3", 1), ("committer.before_commit", 2), ("executor.begun", 2)])
+async def test_after_a_worker_is_killed_at_the_release_another_reads_all_outputs(
     h: Harness, start_worker: StartWorker, how: str, nth: int
 ) -> None:
-    """Scenarios 24, 55, 56: between the release and the commit of the step over all; the world is not asked again."""
+    """Scenarios 24, 55, 56: between the release and the commit of the step over all; no external system is asked
+    again."""
     run = await asked_all(h, but=1)
     await killed(h, start_worker, how, nth)
     assert (await runs(h, "judge"))[ITEMS - 1] == 1

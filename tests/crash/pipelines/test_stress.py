@@ -1,6 +1,6 @@
-"""Pipelines while workers are killed, answers come in any order, and operators cancel, retry and restart at random.
+"""Pipelines while workers are killed, replies arrive in any order, and operators cancel, retry and restart at random.
 
-What must hold holds at every moment; in the end every pipeline comes to its result, in the order of its items. For
+The invariants hold at every moment; in the end every pipeline reaches its result, in the order of its items. For
 longer: `make soak-pipelines`.
 """
 
@@ -21,12 +21,12 @@ import asyncpg
 import pytest
 
 from stepwell import CompletionRefused, Engine, InvalidInput
-from stepwell._runtime import filler
+from stepwell._worker.running import ask_each
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.crash.conftest import StartWorker
-from tests.pipelines.examples import Numbers
-from tests.pipelines.streams import BROKEN
+from tests.features.pipelines.examples import Numbers
+from tests.features.pipelines.streams import BROKEN
 from tests.support import asked
 from tests.support.ask_process import CHUNK, CREATE_SENDINGS, Noting
 from tests.support.pipeline_process import CREATE_RUNS, hasty, ranked, woken, world
@@ -53,15 +53,15 @@ async def h(make_harness: MakeHarness) -> AsyncIterator[Harness]:
 
 
 class Crowd:
-    """Starts, answers, cancels, retries and restarts at random, and counts what it did."""
+    """Starts, completes, cancels, retries and restarts at random, and counts its acts."""
 
     def __init__(self, pool: asyncpg.Pool, engine: Engine, dice: random.Random) -> None:
         self._pool, self._engine, self._dice = pool, engine, dice
         self.did: Counter[str] = Counter()
-        self.sizes: dict[int, int] = {}  # items of what was started as `ranked`
+        self.sizes: dict[int, int] = {}  # items of the runs started as `ranked`
 
     async def go(self, until: float) -> None:
-        """Do one thing after the other until that time."""
+        """Act until that time."""
         acts = [self.start] * 2 + [self.answer] * 8 + [self.cancel, self.cancel_item, self.retry, self.retry,
                                                        self.restart, self.restart_item]  # fmt: skip
         while asyncio.get_running_loop().time() < until:
@@ -82,7 +82,7 @@ class Crowd:
                 self.sizes[handle.id] = items
 
     async def answer(self) -> None:
-        """Answer some of what there is, also what is queued, or closed; a few so that they fail."""
+        """Complete some interactions, also queued or closed ones; a few so that they fail."""
         rows = await self._pool.fetch(
             "select id::text, item from stepwell.interactions where finished_at is null or random() < 0.01 "
             "order by random() limit 8"
@@ -118,7 +118,7 @@ class Crowd:
 
 
 async def watch(pool: asyncpg.Pool, until: float) -> int:
-    """Look, again and again, whether everything holds; returns how often."""
+    """Check the invariants repeatedly; returns how often."""
     looks = 0
     while not looks or asyncio.get_running_loop().time() < until:
         assert [row["problem"] for row in await pool.fetch(PROBLEMS)] == []
@@ -146,13 +146,13 @@ async def kill(h: Harness, start_worker: StartWorker, dice: random.Random, until
     return deaths
 
 
-async def test_whoever_is_killed_and_whatever_is_cancelled_pipelines_come_to_their_results(
+async def test_pipelines_reach_their_results_despite_kills_and_cancels(
     h: Harness, start_worker: StartWorker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenarios 35, 39 to 43, 48, 71, 72, 76, all at once."""
     print(f"STEPWELL_PIPELINES_SEED={SEED}")  # noqa: T201 - to repeat it
     dice = random.Random(SEED)  # noqa: S311 - not a secret
-    monkeypatch.setattr(filler, "CHUNK", CHUNK)
+    monkeypatch.setattr(ask_each, "CHUNK", CHUNK)
     engine = h.another_engine(transports=[Noting(h.url)], **SETTINGS)
 
     with caplog.at_level(logging.WARNING, "stepwell"):
@@ -170,7 +170,7 @@ async def test_whoever_is_killed_and_whatever_is_cancelled_pipelines_come_to_the
                 "join stepwell.instance_data d using (id) where i.machine = 'ranked' and i.parent_id is null"
             )
             left = await pool.fetch(PROBLEMS)
-            tally = worker.tally
+            tally = worker.stats
 
     print(f"{looks} looks, {deaths} killed; {dict(crowd.did)}; {tally}")  # noqa: T201 - what a run was made of
     assert (looks > 0, deaths > 0, len(results) > 0, left) == (True, True, True, [])
@@ -191,7 +191,7 @@ select (select count(*) from stepwell.instances where finished_at is null)
 
 
 async def bring_to_an_end(pool: asyncpg.Pool, engine: Engine) -> None:
-    """Cancel what is in haste; retry everything else, answer all that is asked as it should be, until all is done."""
+    """Cancel the urgent ones; retry all others, complete all that is asked correctly, until all are done."""
     for row in await pool.fetch("select id from stepwell.instances where machine <> 'ranked' and parent_id is null"):
         await engine.cancel(row["id"])
     while True:
@@ -203,7 +203,7 @@ async def bring_to_an_end(pool: asyncpg.Pool, engine: Engine) -> None:
         )
         hopeless = {row["id"] for row in bad}
         for row in failed:
-            if row["id"] in hopeless:  # what was answered wrongly stays so: it is asked anew
+            if row["id"] in hopeless:  # wrong replies stay: the retry asks again
                 await engine.restart(row["id"], step="segment_0")
             else:
                 await engine.retry(row["id"])

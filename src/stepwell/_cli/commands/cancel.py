@@ -1,4 +1,4 @@
-"""`stepwell cancel`: end an instance, and what is below it."""
+"""`stepwell cancel`: cancel an instance and its descendants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.endings import named, report_act
+from stepwell._cli.summaries import named, report_act
 from stepwell._cli.targets import add_operator_flags, add_target, chosen_target
 from stepwell.engine import Engine
 
@@ -15,13 +15,13 @@ examples:
   stepwell cancel 42 --reason "ordered twice" --by mia
   stepwell cancel --key order:42 --no-cascade
 
-A step that runs right now is stopped, and its outcome dropped. Exit code 1 if the instance had ended already."""
+A running step is stopped, and its outcome is dropped. Exit code 1 if the instance had ended already."""
 
 
 def configure(parser: ArgumentParser) -> None:
     add_target(parser)
     add_operator_flags(parser)
-    parser.add_argument("--no-cascade", action="store_true", help="leave its children, and theirs, alone")
+    parser.add_argument("--no-cascade", action="store_true", help="do not cancel its descendants")
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the instance as one JSON object")
     parser.epilog = EXAMPLES

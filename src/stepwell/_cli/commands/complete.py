@@ -1,4 +1,4 @@
-"""`stepwell complete`: answer a question."""
+"""`stepwell complete`: complete an interaction with a reply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from stepwell import Completion
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import OK, UsageError
+from stepwell._cli.exit_codes import OK, UsageError
 from stepwell._cli.output import printable, to_json
 from stepwell._cli.targets import read_json
 from stepwell.engine import Engine
@@ -21,18 +21,18 @@ examples:
   stepwell complete --correlation 0b9c6a52-93a5-5d0c-8a3e-2f1d4c6b7a80 --reply - < reply.json
   stepwell complete --token sw1.2026-11.… --reply true
 
-The same answer again is a success. Exit code 1 if it is not admitted: no such question, answered otherwise before,
-closed, too late, a token that does not hold; 2 if the reply is not of the type that was asked for. Whatever is refused
+The same completion again is a success. Exit code 1 if it is refused: no such interaction, completed otherwise
+before, closed, too late, an invalid token; 2 if the reply is not of the type that was asked for. A refused completion
 changes nothing."""
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", nargs="?", help="the question's id, as `stepwell inbox` shows it")
-    parser.add_argument("--correlation", metavar="ID", help="its correlation id, instead of its id")
-    parser.add_argument("--token", help="its signed token; needed if it requires one, and enough to name it")
-    parser.add_argument("--reply", metavar="JSON", required=True, help="the answer (- reads stdin)")
-    parser.add_argument("--actor", metavar="WHO", help="who answers; kept with the question")
-    parser.add_argument("--tenant", help="whose question it is")
+    parser.add_argument("id", metavar="ID", nargs="?", help="the interaction's id, as `stepwell interactions` shows it")
+    parser.add_argument("--correlation", metavar="ID", help="its correlation id, instead of the id")
+    parser.add_argument("--token", help="its signed token, if it requires one; needs no id beside it")
+    parser.add_argument("--reply", metavar="JSON", required=True, help="the reply (- reads stdin)")
+    parser.add_argument("--actor", metavar="ACTOR", help="the person or system that replies; kept with the interaction")
+    parser.add_argument("--tenant", help="the interaction's tenant")
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = EXAMPLES
@@ -50,11 +50,11 @@ async def _complete(engine: Engine, reply: Any, args: Namespace) -> int:
             interaction=args.id, correlation=args.correlation, token=args.token, reply=reply, actor=args.actor,
             tenant=args.tenant,
         )  # fmt: skip
-    print(to_json(msgspec.structs.asdict(completion)) if args.json else _said(completion))
+    print(to_json(msgspec.structs.asdict(completion)) if args.json else _summary(completion))
     return OK
 
 
-def _said(completion: Completion) -> str:
+def _summary(completion: Completion) -> str:
     asked_by = f"{completion.machine}.{completion.step} #{completion.instance_id}"
-    before = ", as it was before" if completion.is_duplicate else ""
-    return printable(f"answered {completion.interaction_id}{before}: {asked_by}")
+    before = " (a duplicate)" if completion.is_duplicate else ""
+    return printable(f"completed {completion.interaction_id}{before}: {asked_by}")

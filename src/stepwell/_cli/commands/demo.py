@@ -9,11 +9,11 @@ from argparse import ArgumentParser, Namespace
 
 from stepwell._cli.app import load_app
 from stepwell._cli.demo import effects
-from stepwell._cli.demo.play import DemoFailed, Ending, Play
-from stepwell._cli.demo.process import APP
-from stepwell._cli.demo.stage import Interrupts, new_folder, staged
-from stepwell._cli.demo.telling import Teller
-from stepwell._cli.exits import NOT_SO, OK, SIGNALLED
+from stepwell._cli.demo.output import Reporter
+from stepwell._cli.demo.processes import APP
+from stepwell._cli.demo.sandbox import Interrupts, new_folder, sandbox_postgres
+from stepwell._cli.demo.scenario import DemoFailed, Ending, Scenario
+from stepwell._cli.exit_codes import NOT_SO, OK, SIGNALLED
 from stepwell._cli.output import Paint, to_json
 from stepwell.errors import EmbeddedError
 
@@ -26,10 +26,10 @@ Needs the embedded Postgres: pip install 'stepwell[embedded]'. Nothing is left b
 
 
 TEXT = """
-The first kill cut reserve off: it ran again from its beginning, in another
+The first kill interrupted reserve: it ran again from its start, in another
 process. Once it had ended, its new state was committed, and it stayed ended.
-The second kill hit nobody: a parked order is a row, not a process.
-The payment came while no worker ran. It was in the order's inbox, committed,
+The second kill interrupted no step: a parked order is a row, not a process.
+The payment arrived while no worker ran. It was in the order's inbox, committed,
 before the command said so; sent twice under one dedup key, it counts once.
 
 Next: docs/tutorial.md - ten minutes to a durable checkout of your own
@@ -42,16 +42,16 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    teller = Teller(Paint.of(sys.stdout), quiet=args.json)
-    teller.line(teller.paint("Stepwell: a checkout survives kill -9, in a step and while it waits", "bold") + "\n")
+    reporter = Reporter(Paint.of(sys.stdout), quiet=args.json)
+    reporter.line(reporter.paint("Stepwell: a checkout survives kill -9, in a step and while it waits", "bold") + "\n")
     try:
         with Interrupts() as interrupts:
-            ending = _perform(teller, interrupts)
-    except (asyncio.CancelledError, EmbeddedError):  # Ctrl-C also hits the programs that set Postgres up
-        if interrupts.heard is None:
+            ending = _perform(reporter, interrupts)
+    except (asyncio.CancelledError, EmbeddedError):  # Ctrl-C also reaches the programs that set up Postgres
+        if interrupts.received is None:
             raise
-        print("stepwell: interrupted; everything is cleared away", file=sys.stderr)
-        return SIGNALLED + interrupts.heard
+        print("stepwell: interrupted; everything is removed", file=sys.stderr)
+        return SIGNALLED + interrupts.received
     except DemoFailed as failure:
         if args.json:
             print(to_json({"ok": False, "problem": failure.problem, "log": failure.log}))
@@ -60,33 +60,33 @@ def run(args: Namespace) -> int:
     if args.json:
         print(to_json(ending.as_json()))
     else:
-        _explain(teller, ending)
+        _explain(reporter, ending)
     return OK
 
 
-def _perform(teller: Teller, interrupts: Interrupts) -> Ending:
+def _perform(reporter: Reporter, interrupts: Interrupts) -> Ending:
     folder = new_folder()
     _forget_settings()
-    teller.say("Starting a Postgres of its own, from the wheel")
-    with staged(folder) as url:
+    reporter.event("Starting a Postgres of its own, from the wheel")
+    with sandbox_postgres(folder) as url:
         os.environ["STEPWELL_DATABASE_URL"] = url
         os.environ[effects.VARIABLE] = str(folder / "effects")
         engine = load_app(APP)
 
-        async def play() -> Ending:
+        async def perform_scenario() -> Ending:
             interrupts.cancel_me()
-            return await Play(engine, folder, teller).perform()
+            return await Scenario(engine, folder, reporter).perform()
 
-        return asyncio.run(play())
+        return asyncio.run(perform_scenario())
 
 
-def _explain(teller: Teller, ending: Ending) -> None:
-    teller.line(f"\n{teller.paint('Every run of every step', 'bold')}")
-    teller.runs(ending.runs)
-    teller.line(TEXT)
+def _explain(reporter: Reporter, ending: Ending) -> None:
+    reporter.line(f"\n{reporter.paint('Every run of every step', 'bold')}")
+    reporter.runs(ending.runs)
+    reporter.line(TEXT)
 
 
 def _forget_settings() -> None:
-    """The demo runs with the defaults, whatever the environment has for your own apps."""
+    """Run the demo with the default settings, whatever the environment sets for your own apps."""
     for name in [name for name in os.environ if name.startswith("STEPWELL_") and name != "STEPWELL_DATA_HOME"]:
         del os.environ[name]

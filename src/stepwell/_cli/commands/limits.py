@@ -1,4 +1,4 @@
-"""`stepwell limits`: look at the limits, change one at run time, or let it be again as declared."""
+"""`stepwell limits`: list the limits, change one at run time, or reset it to its declaration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import timedelta
 
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import OK, UsageError
+from stepwell._cli.exit_codes import OK, UsageError
 from stepwell._cli.output import Paint, Table, to_json
 from stepwell._store.limits import LimitRow
 from stepwell.engine import Engine
@@ -21,8 +21,8 @@ examples:
   stepwell limits set mail --n 100 --per 60 --burst 20
   stepwell limits reset stripe
 
-A change counts at once, in every worker, and holds until the declaration in the code changes, or a reset. A lower limit
-drains: what runs goes on. --json prints JSON lines: one object per limit and line."""
+A change applies at once in every worker, until a reset or until the declaration in the code changes. A lower limit
+drains: running steps continue. --json prints JSON lines: one object per limit and line."""
 
 COLUMNS = ("limit", "kind", "n", "per", "burst", "version", "by", "executing", "waiting")
 
@@ -32,10 +32,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the limit to set or reset")
     add_engine_flags(parser)
     parser.add_argument("--n", type=int, help="slots of a concurrency limit, or tokens per --per of a rate limit")
-    parser.add_argument("--per", metavar="SECONDS", type=float, help="of a rate limit")
-    parser.add_argument("--burst", type=int, help="the most tokens that a rate limit saves up")
-    parser.add_argument("--kind", choices=["concurrency", "rate"], help="where two limits share the name")
-    parser.add_argument("--by", help="who changes it")
+    parser.add_argument("--per", metavar="SECONDS", type=float, help="the time in which a rate limit grants --n tokens")
+    parser.add_argument("--burst", type=int, help="the most tokens that a rate limit can accumulate")
+    parser.add_argument("--kind", choices=["concurrency", "rate"], help="needed if two limits have this name")
+    parser.add_argument("--by", help="the operator; kept with the limit")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.epilog = EXAMPLES
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 
 from stepwell import Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import OK
+from stepwell._cli.exit_codes import OK
 from stepwell._cli.output import STATUS_COLOURS, Paint, Table, brief, record, to_json, waits, where
+from stepwell._client.admin.insights import MOST_PER_PAGE, Page
 from stepwell.engine import Engine
-from stepwell.insights import MOST_PER_PAGE, Page
 
 EXAMPLES = """\
 examples:
@@ -36,9 +36,9 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--key", help="with this key")
     parser.add_argument("--tenant", help="of this tenant")
     many = parser.add_mutually_exclusive_group()
-    many.add_argument("--limit", metavar="N", type=int, default=50, help=f"at most so many, up to {MOST_PER_PAGE} (50)")
+    many.add_argument("--limit", metavar="N", type=int, default=50, help=f"up to {MOST_PER_PAGE} (default: 50)")
     many.add_argument("--all", action="store_true", help="all of them, page by page")
-    parser.add_argument("--after", metavar="ID", type=int, help="go on after this id, the last one of the page before")
+    parser.add_argument("--after", metavar="ID", type=int, help="continue after this id, the last of the previous page")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.epilog = EXAMPLES
 

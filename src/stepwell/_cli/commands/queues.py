@@ -1,4 +1,4 @@
-"""`stepwell queues`: what waits in each queue; pause and resume them."""
+"""`stepwell queues`: list the queues and what waits in each; pause and resume them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import NOT_SO, OK, UsageError
+from stepwell._cli.exit_codes import NOT_SO, OK, UsageError
 from stepwell._cli.output import Paint, Table, printable, to_json
+from stepwell._client.admin.queues import MOST_COUNTED, Queue
 from stepwell.engine import Engine
-from stepwell.queues import MOST_COUNTED, Queue
 
 COLUMNS = ("queue", "fair by", "runnable", "executing", "held", "paused")
 EXAMPLES = """\
@@ -20,15 +20,15 @@ examples:
   stepwell queues pause mail --reason "the provider is down" --by mia
   stepwell queues resume mail
 
-Nothing is claimed from a paused queue; steps that run go on to their commit. Counting ends at 10,000.
-Exit code 1 if there was nothing to do: it was paused, or running, already."""
+Nothing is claimed from a paused queue; running steps continue to their commit. Counting ends at 10,000.
+Exit code 1 if there was nothing to do: the queue was already paused, or already running."""
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("act", metavar="pause|resume", choices=("pause", "resume"), nargs="?", help="by default: list")
     parser.add_argument("name", metavar="NAME", nargs="?", help="the queue to pause or to resume")
     parser.add_argument("--reason", help="why it is paused, in words; kept with the queue")
-    parser.add_argument("--by", metavar="WHO", help="who pauses it; kept with the queue")
+    parser.add_argument("--by", metavar="OPERATOR", help="the operator; kept with the queue")
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.epilog = EXAMPLES

@@ -1,4 +1,4 @@
-"""`stepwell restart`: put an instance at a step of your choice."""
+"""`stepwell restart`: continue an instance at a step of your choice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from stepwell._cli.app import add_app, load_app
-from stepwell._cli.endings import report_act
+from stepwell._cli.summaries import report_act
 from stepwell._cli.targets import add_operator_flags, add_target, chosen_target, read_json
 from stepwell.engine import Engine
 
@@ -16,17 +16,17 @@ examples:
   stepwell restart shop.app:engine 42 --step ship --reason "lost parcel" --by mia
   stepwell restart shop.app:engine --key order:42 --step pay --state '{"order": 42, "tries": 0}'
 
-Whatever its status: it goes on at that step, also if it was done; a step that runs right now is stopped. The app is
-needed because it knows the machine's steps, and the type of its state. Exit code 1 if another instance holds its key
-by now."""
+Whatever its status, the instance continues at that step, even if it was done; a running step is stopped. The app is
+needed because it knows the machine's steps and the type of its state. Exit code 1 if another instance has its key
+now."""
 
 
 def configure(parser: ArgumentParser) -> None:
     add_app(parser)
     add_target(parser)
-    parser.add_argument("--step", required=True, help="where it goes on")
+    parser.add_argument("--step", required=True, help="the step at which it continues")
     parser.add_argument(
-        "--state", metavar="STATE_JSON", help="another state, whole, as a JSON object; - reads stdin (default: its own)"
+        "--state", metavar="STATE_JSON", help="the whole new state, as a JSON object; - reads stdin (default: as it is)"
     )
     add_operator_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the instance as one JSON object")

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from stepwell import Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.endings import named, report_act, standing
+from stepwell._cli.summaries import named, report_act, standing
 from stepwell._cli.targets import add_operator_flags, add_target, chosen_target
 from stepwell.engine import Engine
 
@@ -16,8 +16,8 @@ examples:
   stepwell retry 42 --reason "the provider is back" --by mia
   stepwell ls --status failed --machine Order --all --json | jq .id | xargs -n 1 stepwell retry
 
-An instance that waits for its time, or for code that can run it, is tried now. Exit code 1 if there is nothing to
-retry, or if another instance holds its key by now."""
+An instance that waits for its due time, or for code that can run it, is tried now. Exit code 1 if there is nothing to
+retry, or if another instance has its key now."""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(args: Namespace) -> int:
 async def _retry(engine: Engine, target: int | str, args: Namespace) -> int:
     async with engine:
         found = await engine.get(target, tenant=args.tenant)
-        # Of a done one the engine says the same as an error of the caller; to a script it is a miss.
+        # The engine reports a done instance as an error of the caller; a script needs exit code 1.
         is_retried = found.status is not Status.DONE and await engine.retry(found.id, reason=args.reason, by=args.by)
         instance = await engine.get(found.id)
     return report_act(instance, refusal=None if is_retried else _refusal(instance), as_json=args.json)

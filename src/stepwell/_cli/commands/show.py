@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from stepwell import Failure, Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import OK
+from stepwell._cli.exit_codes import OK
 from stepwell._cli.output import Paint, brief, pretty, printable, record, to_json, waits
 from stepwell._cli.targets import add_target, chosen_target
 from stepwell.engine import Engine
@@ -40,17 +40,17 @@ async def _show(engine: Engine, target: int | str, args: Namespace) -> int:
         instance = await engine.get(target, tenant=args.tenant)
         below = _below(instance, await engine.insights.tree(instance.id))
         now = datetime.now(UTC)
-        told = {"waits for": await _waits_for(engine, instance, now), "runs on": await _runs_on(engine, instance, now)}
+        extra = {"waits for": await _waits_for(engine, instance, now), "runs on": await _runs_on(engine, instance, now)}
     if args.json:
         print(to_json({**record(instance), **below}))
     else:
-        for line in _lines(instance, _facts(instance, told, below, now), Paint.of(sys.stdout)):
+        for line in _lines(instance, _facts(instance, extra, below, now), Paint.of(sys.stdout)):
             print(line)
     return OK
 
 
 def _below(instance: Instance, family: Sequence[tuple[Instance, int]]) -> dict[str, Counter[str]]:
-    """How many of its children stand where, and of its items, which go on by themselves."""
+    """How many of its children, and of its items that continue as instances, are at which step."""
     mine = [member for member, _ in family if member.parent_id == instance.id]
     return {
         "children": Counter(str(member.status) for member in mine if member.item is None),
@@ -59,27 +59,29 @@ def _below(instance: Instance, family: Sequence[tuple[Instance, int]]) -> dict[s
 
 
 async def _waits_for(engine: Engine, instance: Instance, now: datetime) -> str | None:
-    """Why nothing happens; where the row itself does not say, because no worker has room or none is there."""
+    """Why nothing happens, also when the row cannot say it: no worker has a free slot, or no worker serves the
+    queue.
+    """
     if instance.waiting_for is not None or instance.status is not Status.RUNNABLE:
         return waits(instance, now)
     serving = [w for w in await engine.insights.workers() if w.alive and instance.queue in w.queues]
     if serving:
-        # One of them may be dead, and its lease not yet over.
-        heard = ", ".join(f"{worker.id} (last heard of {brief(now - worker.beat_at)} ago)" for worker in serving)
-        return f"a free slot on queue {instance.queue!r}, served by worker {heard}"
+        # One of them may be dead while its lease has not yet ended.
+        beats = ", ".join(f"{worker.id} (last heard of {brief(now - worker.beat_at)} ago)" for worker in serving)
+        return f"a free slot on queue {instance.queue!r}, served by worker {beats}"
     return f"a worker: none serves queue {instance.queue!r}; run: stepwell worker APP --queue {instance.queue}=20"
 
 
 async def _runs_on(engine: Engine, instance: Instance, now: datetime) -> str | None:
-    """The worker that has it, and when that was last heard of: it may be dead, and its lease not yet over."""
+    """The worker that has claimed it, and its last beat: the worker may be dead while its lease has not yet ended."""
     if instance.worker_id is None:
         return None
     for worker in await engine.insights.workers():
         if worker.id == instance.worker_id:
-            heard = f"last heard of {brief(now - worker.beat_at)} ago"
-            over = "" if worker.alive else "; its lease is over, another worker takes this instance soon"
-            return f"worker {worker.id}, process {worker.pid} on {worker.host}, {heard}{over}"
-    return f"worker {instance.worker_id}, which is gone; another worker takes this instance soon"
+            beats = f"last heard of {brief(now - worker.beat_at)} ago"
+            over = "" if worker.alive else "; its lease has ended, another worker will claim this instance soon"
+            return f"worker {worker.id}, process {worker.pid} on {worker.host}, {beats}{over}"
+    return f"worker {instance.worker_id}, which has ended; another worker will claim this instance soon"
 
 
 def _lines(instance: Instance, facts: dict[str, str], paint: Paint) -> Iterator[str]:
@@ -97,13 +99,13 @@ def _lines(instance: Instance, facts: dict[str, str], paint: Paint) -> Iterator[
 
 
 def _facts(
-    instance: Instance, told: Mapping[str, str | None], below: Mapping[str, Counter[str]], now: datetime
+    instance: Instance, extra: Mapping[str, str | None], below: Mapping[str, Counter[str]], now: datetime
 ) -> dict[str, str]:
-    """Label and value of what is worth a line; an empty value is not."""
+    """Label and value of each fact that is not empty."""
     crashes = f", {instance.crashes} crashes of its worker" if instance.crashes else ""
     facts = {
         "step": f"{instance.step}, attempt {instance.attempt}{crashes}",
-        **{label: value or "" for label, value in told.items()},
+        **{label: value or "" for label, value in extra.items()},
         "version": str(instance.version),
         "queue": f"{instance.queue}, priority {instance.priority}",
         "key": instance.key or "",

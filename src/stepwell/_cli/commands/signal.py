@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import OK, UsageError
+from stepwell._cli.exit_codes import OK, UsageError
 from stepwell._cli.output import printable, to_json
 from stepwell._cli.targets import add_key_flags, read_json
 from stepwell.engine import Engine
@@ -17,7 +17,7 @@ examples:
   stepwell signal 42 approved
   stepwell signal --key order:42 payment_confirmed '{"amount": 100}' --dedup-key evt-7
 
-Exit code 1 if nobody is there: no such instance, or it has ended. A signal that nobody awaits yet is kept. The same
+Exit code 1 if there is no such instance, or if it has ended. A signal that is not awaited yet is kept. The same
 --dedup-key has one effect per instance, however often it is sent."""
 
 USAGE = "stepwell signal (ID | --key KEY) NAME [PAYLOAD_JSON] [--dedup-key KEY] [--tenant TENANT] [--json]"
@@ -27,7 +27,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.usage = USAGE
     parser.add_argument(
         "words", metavar="ID NAME PAYLOAD_JSON", nargs="*",
-        help="the instance's id, unless --key is given; the signal's name; what it carries, as JSON (- reads stdin)",
+        help="the instance's id, unless --key is given; the signal's name; its payload, as JSON (- reads stdin)",
     )  # fmt: skip
     add_key_flags(parser)
     parser.add_argument("--dedup-key", metavar="KEY", help="the event's identity: signals that share it count once")
@@ -53,7 +53,7 @@ async def _signal(engine: Engine, target: int | str, name: str, payload: Any, ar
 
 
 def _parts(words: list[str], key: str | None) -> tuple[int | str, str, Any]:
-    """Target, name and payload. Where the name stands depends on whether a key is given, so argparse can not tell."""
+    """Target, name and payload. Where the name stands depends on `--key`, so argparse cannot tell them apart."""
     wanted = ["NAME"] if key is not None else ["ID (or --key KEY)", "NAME"]
     if len(words) < len(wanted):
         raise UsageError(f"{' and '.join(wanted[len(words):])} required; usage: {USAGE}")
@@ -68,4 +68,4 @@ def _id(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UsageError(f"{word!r} is no id; for a key, say --key {word}") from None
+        raise UsageError(f"{word!r} is no id; for a key, use --key {word}") from None

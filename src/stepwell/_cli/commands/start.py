@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from stepwell._cli.app import add_app, load_app
-from stepwell._cli.endings import report_wait
-from stepwell._cli.exits import OK
+from stepwell._cli.exit_codes import OK
+from stepwell._cli.flag_values import moment, seconds
 from stepwell._cli.output import to_json
+from stepwell._cli.summaries import report_wait
 from stepwell._cli.targets import read_json
-from stepwell._cli.values import moment, seconds
 from stepwell.engine import Engine
 
 EXAMPLES = """\
@@ -22,7 +22,7 @@ examples:
   stepwell start shop.app:engine Checkout '{"order": 42}' --key order:42 --if-exists return
 
 Prints the id. With --wait, then the result as JSON; exit code 1 if the instance failed, was cancelled or has not ended
-in time; also if the key is occupied. With --json, one object: {"id": 1, "key": null}, or with --wait the instance."""
+in time, or if the key is occupied. With --json, one object: {"id": 1, "key": null}, or with --wait the instance."""
 
 FOREVER = timedelta.max
 
@@ -37,23 +37,23 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--queue", help="instead of the machine's own")
     parser.add_argument("--priority", type=int, default=0, help="lower ones run first (default: 0)")
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--delay", metavar="SECONDS", type=seconds, help="begin so much later")
-    when.add_argument("--at", metavar="ISO", type=moment, help="begin then: 2026-01-31T09:00:00Z")
-    parser.add_argument("--step", help="begin there instead of at the initial step")
-    parser.add_argument("--key", help="its business identity: unique, and its address from then on")
+    when.add_argument("--delay", metavar="SECONDS", type=seconds, help="start after this delay")
+    when.add_argument("--at", metavar="ISO", type=moment, help="start at this time: 2026-01-31T09:00:00Z")
+    parser.add_argument("--step", help="start at this step instead of the initial one")
+    parser.add_argument("--key", help="its business identity: unique, and its address for other commands")
     parser.add_argument(
         "--key-scope", choices=["live", "forever", "none"], default="live",
-        help="unique among those that have not ended (the default), for ever, or neither unique nor an address",
+        help="unique among instances that have not ended (the default), forever, or neither unique nor an address",
     )  # fmt: skip
     parser.add_argument(
         "--if-exists", choices=["raise", "return"], default="raise",
-        help="if the key is occupied: exit with 1 (the default), or go on with its occupant",
+        help="if the key is occupied: exit with 1 (the default), or continue with the instance that has it",
     )  # fmt: skip
     parser.add_argument("--concurrency-key", metavar="KEY", help="one instance of that key runs at a time")
-    parser.add_argument("--tenant", help="whose it is")
+    parser.add_argument("--tenant", help="its tenant")
     parser.add_argument(
         "--wait", metavar="SECONDS", type=seconds, nargs="?", const=FOREVER,
-        help="wait for its end, at most so long (without a number: as long as it takes)",
+        help="wait for its end, SECONDS at most (without a number: without end)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = EXAMPLES

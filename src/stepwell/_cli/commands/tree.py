@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from stepwell import Instance, Status
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.exits import OK
+from stepwell._cli.exit_codes import OK
 from stepwell._cli.output import Paint, printable, record, to_json, waits
 from stepwell._cli.targets import add_target, chosen_target
 from stepwell.engine import Engine
@@ -22,7 +22,7 @@ examples:
 
 --json prints JSON lines: one object per instance and line, each with its depth."""
 
-LARGEST = 10_000  # as many as the engine reads
+LARGEST = 10_000  # the engine reads no more
 MARKS = {Status.DONE: "✓", Status.FAILED: "✗", Status.CANCELLED: "⊘", Status.EXECUTING: "▶", Status.RUNNABLE: "○"}
 PARKED = "…"
 
@@ -49,7 +49,7 @@ async def _tree(engine: Engine, target: int | str, args: Namespace) -> int:
         for line in _lines(family, asked, Paint.of(sys.stdout)):
             print(line)
     if len(family) == LARGEST:
-        print(f"stepwell: only the first {LARGEST:,} of this family", file=sys.stderr)
+        print(f"stepwell: only the first {LARGEST:,} instances of this family are shown", file=sys.stderr)
     return OK
 
 
@@ -59,12 +59,12 @@ def _lines(family: Sequence[tuple[Instance, int]], asked: int, paint: Paint) -> 
         mark = paint.status(instance.status, MARKS.get(instance.status, PARKED))
         name = printable(f"{instance.machine} #{instance.id}")
         here = instance.id == asked and len(family) > 1
-        line = f"{paint(branch, 'dim')}{mark} {paint(name, 'bold')}  {', '.join(_said(instance, now))}"
+        line = f"{paint(branch, 'dim')}{mark} {paint(name, 'bold')}  {', '.join(_parts(instance, now))}"
         yield f"{line}  {paint('← here', 'cyan')}" if here else line
 
 
-def _said(instance: Instance, now: datetime) -> Iterator[str]:
-    """What is worth saying: which item it is, where it stands, why nothing happens, how it ended, its key."""
+def _parts(instance: Instance, now: datetime) -> Iterator[str]:
+    """The parts of one line: which item it is, where it stands, why nothing happens, how it ended, its key."""
     ended = instance.status.is_terminal
     if instance.item is not None:
         yield f"item {instance.item}"
@@ -78,7 +78,9 @@ def _said(instance: Instance, now: datetime) -> Iterator[str]:
 
 
 def _branches(depths: Sequence[int]) -> list[str]:
-    """The branch in front of each line, from the last line up: whether a sibling follows is known only there."""
+    """The branch in front of each line, built from the last line up, as only the next line tells whether a sibling
+    follows.
+    """
     branches: list[str] = []
     open_depths: set[int] = set()
     for depth in reversed(depths):

@@ -6,9 +6,9 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 
 from stepwell._cli.app import add_engine_flags, chosen_engine
-from stepwell._cli.endings import report_wait
+from stepwell._cli.flag_values import seconds
+from stepwell._cli.summaries import report_wait
 from stepwell._cli.targets import add_target, chosen_target
-from stepwell._cli.values import seconds
 from stepwell.engine import Engine
 
 EXAMPLES = """\
@@ -16,16 +16,16 @@ examples:
   stepwell wait 42 --timeout 30
   stepwell wait --key order:42 --until settled --json | jq .waiting_for
 
-Prints the result as JSON, or how a parked instance stands; with --json, the whole instance. Exit code 1 if it failed,
-was cancelled, or is not that far in time."""
+Prints the result as JSON, or the status of a parked instance; with --json, the whole instance. Exit code 1 if it
+failed, was cancelled, or did not get there in time."""
 
 
 def configure(parser: ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="at most so long (default: for ever)")
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long at most (default: without end)")
     parser.add_argument(
         "--until", choices=["terminal", "settled"], default="terminal",
-        help="terminal: it has ended (the default); settled: or it is parked, waiting for the world",
+        help="terminal: it has ended (the default); settled: it has ended or is parked",
     )  # fmt: skip
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -7,23 +7,30 @@ import logging
 import os
 import signal
 import sys
+import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from traceback import print_exception
 from types import FrameType
 from typing import Any, NoReturn
 
-from stepwell._cli import collector, logs
+from stepwell._cli import garbage_collector, logs
 from stepwell._cli.app import add_app, load_app
-from stepwell._cli.exits import OK, SIGNALLED, UsageError, reported
+from stepwell._cli.exit_codes import NOT_SO, OK, SIGNALLED, UsageError, exit_code, reported
+from stepwell._cli.flag_values import seconds
 from stepwell._cli.output import to_json
 from stepwell._cli.processes import MOST, supervise
-from stepwell._cli.values import seconds
+from stepwell._worker.shutdown import waited_for
 from stepwell.config import parse_fair_by, parse_queues
 from stepwell.engine import Engine
+from stepwell.errors import StepwellError
 
 log = logging.getLogger("stepwell")
+
+LAST_WAIT = 1.0  # seconds that a thread of the loop's pool may run on after the worker has ended
 
 EXAMPLES = """\
 examples:
@@ -32,22 +39,23 @@ examples:
   stepwell worker shop.app:engine --queue default=50 --fair-by default=tenant
   stepwell worker shop.app:engine --processes 4           four such workers under one parent
 
-SIGTERM or SIGINT: no new claims, running steps end within --drain-timeout, exit 0. A second one stops at once; what
-ran then runs again elsewhere. When ready, one line on stdout: worker 3 ready: default=20"""
+SIGTERM or SIGINT: no new claims, running steps end within --drain-timeout, exit 0. A second one stops at once; the
+steps it stops run again elsewhere. When the schema becomes too new for this Stepwell, it drains too, and exits 3.
+When ready, one line on stdout: worker ID ready: default=20"""
 
 DURATIONS = {
-    "lease": "how long a silent worker keeps its claims",
+    "lease": "how long a worker without a heartbeat keeps its claims",
     "heartbeat": "how often the lease is renewed; at most a third of it",
-    "poll": "how often to look for work without being told",
-    "max_poll": "how far polling slows down while nothing happens",
-    "drain_timeout": "how long running steps may take at the end",
+    "poll": "how often to look for work without a notification",
+    "max_poll": "the longest pause between polls while nothing happens",
+    "drain_timeout": "how long running steps may take after a stop",
     "reap": "how often to look for dead workers",
 }
 NUMBERS = {
     "prefetch": "claims held ready per queue beyond its slots",
-    "min_demand": "free slots worth a claim",
-    "run_ahead": "steps that follow on one claim before the instance goes back to its queue",
-    "max_crashes": "deaths of workers in one step before its instance fails",
+    "min_demand": "free slots from which on to claim",
+    "run_ahead": "steps that run on one claim before the instance returns to its queue",
+    "max_crashes": "crashes in one step after which the instance fails",
 }
 
 
@@ -68,9 +76,9 @@ def configure(parser: ArgumentParser) -> None:
         settings.add_argument(_flag(name), metavar="N", type=int, help=meaning)
     parser.add_argument(
         "--processes", metavar="N", type=int, default=1,
-        help="worker processes, each with these queues and a lease of its own; one that is killed is replaced",
+        help="worker processes, each with these queues and its own lease; a killed one is replaced",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="log JSON lines, and say ready in JSON")
+    parser.add_argument("--json", action="store_true", help="log JSON lines, and report readiness in JSON")
     parser.epilog = EXAMPLES
 
 
@@ -90,14 +98,22 @@ def run(args: Namespace) -> int:
 def _run_one(args: Namespace) -> int:
     signals = _Signals()
     engine = load_app(args.app)
-    collector.relieve()
+    garbage_collector.reduce_work()
     settings = {name: value for name in (*DURATIONS, *NUMBERS) if (value := getattr(args, name)) is not None}
     if args.queues:
         settings["queues"] = parse_queues(args.queues)
     if args.fair_by:
         settings["fair_by"] = parse_fair_by(args.fair_by)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    problem: BaseException | None = None
+    try:
         runner.run(_work(engine, settings, signals, as_json=args.json))
+    except BaseException as error:
+        problem = error
+        raise
+    finally:
+        with _left_in_time(problem):
+            runner.close()
     return OK
 
 
@@ -108,51 +124,90 @@ async def _work(engine: Engine, settings: dict[str, Any], signals: _Signals, *, 
             served = ", ".join(f"{name}={slots}" for name, slots in queues.items())
             line = f"worker {worker.id} ready: {served}"
             print(to_json({"ready": worker.id, "queues": queues}) if as_json else line, flush=True)
-            name = await signals.first()
-            log.info("%s: draining, %d steps are running; a second signal stops at once", name, worker.running)
-        log.info("worker: stopped, %d steps were committed", worker.tally.committed)
-    if worker.stuck_threads:
-        _leave_behind(worker.stuck_threads)
+            received = await _first(signals.first(), worker.retirement.reason())
+            if isinstance(received, str):
+                log.info("%s: draining, %d steps are running; a second signal stops at once", received, worker.running)
+        log.info("worker: stopped, %d steps were committed", worker.stats.committed)
+    problem = received if isinstance(received, StepwellError) else None
+    if worker.stuck_threads or worker.left_behind:  # a cancelled step does not end the thread that it waits for
+        _leave_behind(problem)
+    if problem is not None:
+        raise problem
 
 
-def _leave_behind(threads: int) -> NoReturn:
-    """End without the threads, for which the interpreter would wait as long as they take."""
-    log.warning("worker: %d sync steps are still running in threads; ending without them, they run again", threads)
+async def _first(*waits: Coroutine[Any, Any, Any]) -> Any:
+    """The result of the first one that returns; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    return done.pop().result()
+
+
+@contextmanager
+def _left_in_time(problem: BaseException | None) -> Iterator[None]:
+    """Bound the end of the loop, which would wait for every thread of its pool, even for one that has outlived its
+    step.
+    """
+
+    def leave() -> None:
+        if threads := waited_for():
+            log.warning("worker: exits while threads of its steps still run: %s", ", ".join(threads))
+            _leave_behind(problem)
+
+    timer = threading.Timer(LAST_WAIT, leave)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _leave_behind(problem: BaseException | None) -> NoReturn:
+    """Exit without waiting for the threads, and without the interpreter's shutdown, which would wait for them."""
+    code = OK if problem is None else NOT_SO
+    if isinstance(problem, StepwellError):
+        print(f"stepwell: {problem}", file=sys.stderr)
+        code = exit_code(problem)
+    elif problem is not None:
+        print_exception(problem)
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(OK)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class _Signals:
     """SIGTERM and SIGINT: the first asks for a drain, the second ends the process.
 
-    Not the loop's own handlers, as those do not run while a step blocks the loop.
+    Not the handlers of the loop, which do not run while a step blocks it.
     """
 
     def __init__(self) -> None:
-        self._heard: signal.Signals | None = None
+        self._received: signal.Signals | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
-        if self._heard is not None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self._received is not None:
             os._exit(SIGNALLED + number)
-        self._heard = signal.Signals(number)
+        self._received = signal.Signals(number)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def first(self) -> str:
-        """Wait for the first one, unless it has come already; returns its name."""
+        """Wait for the first signal, if none has come yet; returns its name."""
         self._loop = asyncio.get_running_loop()
-        while self._heard is None:
+        while self._received is None:
             await self._event.wait()
-        return self._heard.name
+        return self._received.name
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed."""
+    """The loop factory of uvloop, if it is installed."""
     if find_spec("uvloop") is None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop

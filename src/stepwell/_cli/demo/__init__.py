@@ -1,1 +1,1 @@
-"""The demo: a checkout that survives kill -9, in a step and while it is parked, told as it happens."""
+"""The demo: a checkout survives kill -9, in a step and while it is parked; the output reports each event."""

@@ -1,4 +1,4 @@
-"""The app of the demo: a checkout whose steps take a moment each. examples/checkout has the same, bare."""
+"""The app of the demo: a checkout with steps that take a moment each; examples/checkout without the effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from stepwell import Await, Context, Done, Engine, Machine, Stop, step
 from stepwell._cli.demo import effects
 
-# Reserving takes long enough that the kill lands in its middle, also on a busy machine.
+# Long enough that the kill comes in the middle of the step, also on a busy machine.
 MOMENTS: Final = {"reserve": 1.5, "ship": 0.5}
 
 
@@ -39,7 +39,7 @@ class Checkout(Machine, initial="reserve"):
 
 @asynccontextmanager
 async def _work(ctx: Context[Any]) -> AsyncIterator[None]:
-    """The moment a step takes, noted when it begins and when it ends."""
+    """Take the time of a step, and note its start and its end."""
     effects.note(ctx.step, ctx.attempt, "begins")
     await asyncio.sleep(MOMENTS[ctx.step])
     yield

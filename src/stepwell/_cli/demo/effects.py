@@ -1,4 +1,4 @@
-"""The effects of the demo's steps: what a step did to the world, noted where no rollback reaches it."""
+"""The effects of the demo's steps, kept in a file that no rollback reaches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLE = "STEPWELL_DEMO_EFFECTS"
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A run of a step begins or ends, in some process."""
+    """The start or the end of one run of a step, in some process."""
 
     at: float
     pid: int
@@ -24,7 +24,7 @@ class Effect:
 
 
 def note(step: str, attempt: int, event: Literal["begins", "ends"]) -> None:
-    """Append to the file the demo watches; without one, as in an app of your own, do nothing."""
+    """Append to the file that the demo watches; do nothing without one, as in an app of your own."""
     if path := os.environ.get(VARIABLE):
         line = json.dumps(asdict(Effect(time.time(), os.getpid(), step, attempt, event)))
         with Path(path).open("a") as file:
@@ -32,7 +32,7 @@ def note(step: str, attempt: int, event: Literal["begins", "ends"]) -> None:
 
 
 def read(path: Path) -> list[Effect]:
-    """All effects so far; a line that is still being written counts next time."""
+    """All effects so far, without a line that is still being written."""
     if not path.exists():
         return []
     return [Effect(**json.loads(line)) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""The app as Django knows it, with its system checks and what follows `migrate`."""
+"""The Django app, with its system checks and the work after `migrate`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepwellConfig(AppConfig):
 
 
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
-    """Say what is wrong with the setting STEPWELL, or with a machine, before anything runs."""
+    """Report what is wrong with the setting STEPWELL, or with a machine, before anything runs."""
     try:
         make_engine()
     except StepwellError as error:
@@ -35,7 +35,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
 
 
 def _register_machines(*, using: str, **kwargs: Any) -> None:
-    """Make the machines known to the database, as `stepwell migrate` does: inside a transaction, SQL must know them."""
+    """Register the machines in the database, as `stepwell migrate` does: inside a transaction, SQL must know them."""
     if "plan" in kwargs and using == database_alias():  # Django's flush sends the same signal, without a plan
         asyncio.run(_register(make_engine()))
 
@@ -43,6 +43,6 @@ def _register_machines(*, using: str, **kwargs: Any) -> None:
 async def _register(engine: Engine) -> None:
     try:
         await engine.check()
+        await engine.migrate()
     except (SchemaOutdated, SchemaTooNew):
-        return  # somebody migrated to a version of his choice
-    await engine.migrate()
+        return  # the schema is of another version than this code: the workers register their machines

@@ -1,4 +1,4 @@
-"""Looks after Django's connections around every sync step, as Django itself does around every request."""
+"""Cleans up Django's connections around every sync step, as Django itself does around every request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def clean_connections() -> Iterator[None]:
 
 
 def end_open_transactions() -> None:
-    """Roll back what this thread left open. Django takes such a connection for one in use and would hand it on."""
+    """Roll back what this thread left open. Otherwise Django takes such a connection for one in use and gives it to
+    others.
+    """
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             continue
-        log.warning("django: a step left a transaction open on %r; it is rolled back", connection.alias)
+        log.warning("django: a step left a transaction open on %r; rolling it back", connection.alias)
         try:
             connection.close()
         except DatabaseError as error:
             log.warning("django: its connection did not close: %s", error)
-        # The object still counts the atomic blocks that nobody will leave; the next step gets a new one.
+        # The object still counts the atomic blocks that nothing will leave; the next step gets a new one.
         del connections[connection.alias]

@@ -1,4 +1,4 @@
-"""From an entry of DATABASES to the URL of the engine, which has a driver of its own."""
+"""The URL of the engine, which has its own driver, from an entry of DATABASES."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from stepwell.errors import SettingError
 
-# What the engine's driver understands as libpq does.
+# Options that the engine's driver reads as libpq does.
 PASSED = frozenset({
     "gsslib", "krbsrvname", "options", "passfile", "service", "ssl_max_protocol_version", "ssl_min_protocol_version",
     "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs",
 })  # fmt: skip
-# What matters to Django's own connections only: neither whom one talks to, nor how safely.
+# Options of Django's own connections: they change neither the server nor the security.
 IGNORED = frozenset({
     "application_name", "autocommit", "client_encoding", "connect_timeout", "context", "cursor_factory",
     "fallback_application_name", "isolation_level", "keepalives", "keepalives_count", "keepalives_idle",
@@ -34,21 +34,21 @@ def database_url(alias: str) -> str:
     if connection.vendor != "postgresql":
         raise SettingError(
             "STEPWELL['DATABASE']",
-            f"DATABASES[{alias!r}] is {connection.vendor}, and Stepwell runs on Postgres only; name an alias whose "
-            "ENGINE is 'django.db.backends.postgresql'",
+            f"DATABASES[{alias!r}] is {connection.vendor}, and Stepwell runs on Postgres only; name an alias with "
+            "ENGINE 'django.db.backends.postgresql'",
         )
     return url_of(alias, connection.settings_dict)
 
 
 def url_of(alias: str, entry: Mapping[str, Any]) -> str:
-    """The URL that an entry of DATABASES means."""
+    """The URL of an entry of DATABASES."""
     options = dict(entry.get("OPTIONS") or {})
     query = _query(alias, options)
     name, host = entry.get("NAME"), str(entry.get("HOST") or "")
     if not name and "service" not in query:
         raise SettingError(f"DATABASES[{alias!r}]['NAME']", "is empty; name the database")
     port = str(entry.get("PORT") or "")
-    if not host or host.startswith("/") or "," in host:  # a socket, or several hosts: no place for them in an address
+    if not host or host.startswith("/") or "," in host:  # a socket, or several hosts, which have no place in an address
         address = ""
         query |= {key: value for key, value in (("host", host), ("port", port)) if value}
     else:
@@ -76,6 +76,6 @@ def _query(alias: str, options: Mapping[str, Any]) -> dict[str, str]:
         elif key not in IGNORED:
             raise SettingError(
                 f"DATABASES[{alias!r}]['OPTIONS'][{key!r}]",
-                "means nothing to the driver of the engine (asyncpg); write its database URL into STEPWELL['URL']",
+                "is unknown to the driver of the engine (asyncpg); set the database URL in STEPWELL['URL']",
             )
     return query

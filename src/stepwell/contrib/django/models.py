@@ -1,1 +1,1 @@
-"""No models: the tables are Stepwell's own. Django tells only apps with such a module when a `migrate` has ended."""
+"""No models: the tables are Stepwell's own. Django sends `post_migrate` only to apps with such a module."""

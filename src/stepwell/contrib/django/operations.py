@@ -1,4 +1,4 @@
-"""What the migrations of this app do: run Stepwell's own, over Django's connection, in Django's transaction."""
+"""The operations of this app's migrations: they run Stepwell's own, over Django's connection, in its transaction."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations import RunPython
 
-from stepwell import schema
-from stepwell.contrib.django.project import database_alias
+from stepwell._client.admin import schema
+from stepwell.contrib.django.project import client_role, database_alias, schema_name
 
 
 def stepwell_schema(version: int) -> RunPython:
-    """Bring the schema `stepwell` to that version; one that is further already stays as it is.
+    """Bring the project's schema to that version; a newer one stays as it is.
 
-    There is no way back: unapplying leaves the schema alone.
+    It cannot be reversed: unapplying leaves the schema alone.
     """
     return RunPython(partial(_migrate, version=version), RunPython.noop)
 
@@ -23,11 +23,11 @@ def stepwell_schema(version: int) -> RunPython:
 def _migrate(_: Any, editor: BaseDatabaseSchemaEditor, *, version: int) -> None:
     connection = editor.connection
     if connection.alias != database_alias():
-        return  # every app's migrations run in every database; the schema lives in one
+        return  # every app's migrations run in every database; the schema is in one
 
     def send(sql: str) -> list[Any]:
         with connection.cursor() as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall()) if cursor.description else []
 
-    schema.migrate_over(send, version)
+    schema.migrate_over(send, version, client_role(), schema_name())

@@ -13,16 +13,17 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from stepwell.config import Settings
+from stepwell._client.admin.schema import check_role
+from stepwell.config import Settings, load_settings
 from stepwell.contrib.django.connections import clean_connections
 from stepwell.contrib.django.databases import database_url
 from stepwell.contrib.django.discovery import discover_machines
 from stepwell.engine import Engine
-from stepwell.errors import DefinitionError, SettingError
+from stepwell.errors import DefinitionError, InvalidInput, SettingError
 
-OWN = ("DATABASE", "LIMITS", "MACHINES", "RESOURCES", "TOKEN_KEYS", "TRANSPORTS", "URL")
+OWN = ("CLIENT_ROLE", "DATABASE", "LIMITS", "MACHINES", "RESOURCES", "TOKEN_KEYS", "TRANSPORTS", "URL")
 _reading = RLock()
-_readers: list[ProjectEngine] = []  # that are just being made
+_readers: list[ProjectEngine] = []  # engines that are being made
 
 
 class ProjectEngine(Engine):
@@ -32,7 +33,7 @@ class ProjectEngine(Engine):
         """Read nothing yet."""
 
     def __getattr__(self, name: str) -> Any:
-        """Asked only for what is not there: all of it, before the settings were read."""
+        """Called only for missing attributes: all of them, before the settings were read."""
         if name.startswith("__") or "_registry" in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with _reading:
@@ -42,7 +43,7 @@ class ProjectEngine(Engine):
 
     def _read_settings(self) -> None:
         if self in _readers:
-            raise DefinitionError("the engine is used by a module that it is made of, while that is imported; "
+            raise DefinitionError("the engine is used by a module that it needs, while that module is imported; "
                                   "use it in functions there, or in AppConfig.ready()")
         _readers.append(self)
         try:
@@ -52,7 +53,7 @@ class ProjectEngine(Engine):
             _readers.remove(self)
 
     def _twin(self) -> Engine:
-        """A copy of what was read, and not one that reads it once more."""
+        """A copy of the settings read so far, not a second reading."""
         getattr(self, "_registry")  # noqa: B009 - read now
         return super()._twin()
 
@@ -64,15 +65,29 @@ def make_engine(**changes: Any) -> Engine:
 
 
 def database_alias() -> str:
-    """Which of DATABASES holds the schema; the settings are read, but no machines."""
+    """The alias in DATABASES of the schema; reads the settings, but no machines."""
     alias = _given().get("DATABASE", "default")
     if not isinstance(alias, str):
         raise SettingError("STEPWELL['DATABASE']", f"expected an alias of DATABASES, got {alias!r}")
     return alias
 
 
+def client_role() -> str | None:
+    """The role that may call the SQL functions, if the settings name one."""
+    try:
+        return check_role(_given().get("CLIENT_ROLE"))
+    except InvalidInput as error:
+        raise SettingError("STEPWELL['CLIENT_ROLE']", error.problem) from error
+
+
+def schema_name() -> str:
+    """The schema that the project's engine uses."""
+    given = {name: value for name, value in _given().items() if name == "SCHEMA"}
+    return load_settings(_engine_settings(given)).schema
+
+
 def served_queues() -> Mapping[str, int]:
-    """The queues that a worker of the project serves unless told otherwise."""
+    """The queues that a worker of the project serves by default."""
     return Settings().with_changes(_engine_settings({k: v for k, v in _given().items() if k == "QUEUES"})).queues
 
 
@@ -86,13 +101,14 @@ def _read() -> tuple[str, dict[str, Any]]:
     options["transports"] = given.get("TRANSPORTS", [])
     options["token_keys"] = given.get("TOKEN_KEYS")
     options["around_sync_steps"] = clean_connections
+    client_role()  # only migrations use it, but it is checked now
     if "RESOURCES" in given:
         options["resources"] = _resources(given["RESOURCES"])
     return _url(given), options
 
 
 def _set_up() -> None:
-    """Set Django up in a process of ours, as that of `stepwell worker stepwell.contrib.django:engine`."""
+    """Set Django up in a process that is not Django's, such as `stepwell worker stepwell.contrib.django:engine`."""
     if apps.models_ready:
         return
     if getattr(apps, "loading", False):
@@ -100,7 +116,7 @@ def _set_up() -> None:
     try:
         django.setup()
     except ImproperlyConfigured as error:
-        raise SettingError("DJANGO_SETTINGS_MODULE", f"Django can not be set up: {error}") from error
+        raise SettingError("DJANGO_SETTINGS_MODULE", f"Django cannot be set up: {error}") from error
 
 
 def _given() -> dict[str, Any]:
@@ -111,7 +127,7 @@ def _given() -> dict[str, Any]:
 
 
 def _engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's own settings, in lower case; an unknown one is refused with the near miss."""
+    """The engine's own settings, in lower case; an unknown one is refused with a similar name."""
     known = {field.name.upper(): field.name for field in fields(Settings)}
     for name in given:
         if name not in known and name not in OWN:
@@ -135,10 +151,10 @@ def _url(given: Mapping[str, Any]) -> str:
 
 
 def _resources(path: object) -> Any:
-    """What `Engine(resources=…)` takes, or the dotted path of it."""
+    """The value for `Engine(resources=…)`, or the object at its dotted path."""
     if not isinstance(path, str):
         return path
     try:
         return import_string(path)
     except ImportError as error:
-        raise SettingError("STEPWELL['RESOURCES']", f"{path!r} can not be imported: {error}") from error
+        raise SettingError("STEPWELL['RESOURCES']", f"{path!r} cannot be imported: {error}") from error

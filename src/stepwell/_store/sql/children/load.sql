@@ -1,13 +1,14 @@
 -- Load the children of the latest round of each parent, in spec order.
--- Index: instances_parent, driven from the parents (offset 0: never joined the other way round). Locks: none.
+-- Index: instances_parent, driven from the parents. See docs/internals/sql-plans.md.
+-- Locks: none.
 select c.parent_id, c.child_index as index, c.id, c.key, c.machine, c.version, c.status,
        d.state::text as state, d.result::text as result, d.error::text as error
 from unnest($1::bigint[], $2::integer[]) as p(id, round)
 cross join lateral (
   select i.*
-  from stepwell.instances i
+  from {schema}.instances i
   where i.parent_id = p.id and i.parent_round = p.round
   offset 0
 ) c
-join stepwell.instance_data d on d.id = any (array[c.id])
+join {schema}.instance_data d on d.id = any (array[c.id])
 order by c.parent_id, c.child_index

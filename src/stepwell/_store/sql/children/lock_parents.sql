@@ -1,10 +1,12 @@
--- Lock the parents whose joins a flush will count, but for those that somebody else holds: their children leave the
--- batch and come back. Keeps: a parent that was pruned holds up nobody; its children end where no one counts.
--- Index: the primary key (offset 0: never joined). Locks: the parents, skip locked.
--- Returns: the ids that were locked or are gone.
+-- Lock the parents at which a group commit counts ends, except those that another transaction holds: their children
+-- leave the batch and are committed later.
+-- Keeps: a parent that was pruned delays nothing; the ends of its children are counted nowhere.
+-- Index: the primary key. See docs/internals/sql-plans.md.
+-- Locks: the parents, skip locked.
+-- Returns: the ids that were locked, or do not exist.
 with locked as materialized (
   select i.id
-  from stepwell.instances i
+  from {schema}.instances i
   where i.id = any ($1::bigint[])
   order by i.id
   for no key update skip locked
@@ -14,4 +16,4 @@ from locked l
 union all
 select p.id
 from unnest($1::bigint[]) as p(id)
-where not exists (select from stepwell.instances i where i.id = p.id offset 0)
+where not exists (select from {schema}.instances i where i.id = p.id offset 0)

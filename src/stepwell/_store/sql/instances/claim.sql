@@ -1,26 +1,21 @@
--- Claim up to $3 instances of one queue, most urgent first. (Of a fair queue: shares/claim.sql.)
--- Keeps: a row is claimed by one worker only (row lock, skip locked); one executing row per concurrency key
---   (instances_concurrency_key: of two claims at once one fails whole, and is retried).
---   Nothing of a paused queue is claimed (_may_claim looks with a snapshot of its own, once).
---   A claim need not survive a crash of the server: the row is runnable again then, and what the worker makes of it is
---   stale. So nobody waits for the disk, unless a concurrency key is claimed, which must stay taken.
--- Index: instances_claim, read in order until the limit; the busy key by one probe of instances_concurrency_key.
--- Locks: the rows of the window, no key update; by nobody waited for. Keys enter instances_concurrency_key in their
---   order, so that two claims of the same keys wait for one another in one direction only.
--- Returns: every row of the window with its verdict: 'claimed'; 'busy' (its key is taken); 'foreign' (its machine
---   and version are not in $4); 'limited' (limits/admit.sql decides about it); 'missed' (somebody changed it between
---   snapshot and lock, so its ctid is not the snapshot's: claim it the next time). Rows not claimed are unchanged.
---   Versions in $5, which other workers run, are passed over, so that their backlog does not fill our window. The time
---   of the claim is told once, by the claimed row with the least id: it is the same for all, and reading a time costs
---   the driver as much as nine texts.
--- The state is not read here: skip locked rechecks the newest hot row, a joined row would come from the older
--- snapshot of this statement, and a step would run with the state before it.
+-- Claim up to $3 instances of one queue, most urgent first. (Of a fair queue: fair_queues/claim.sql.)
+-- Keeps: one worker per row (skip locked); one executing row per concurrency key (instances_concurrency_key: one of two
+--   concurrent claims fails, and is retried); nothing of a paused queue (_may_claim). A claim need not survive a crash
+--   of the server: the row is runnable again then, and the outcome is stale. So it does not wait for the disk, unless
+--   it claims a concurrency key. No state is read here: the lock rechecks the newest row, but a joined state would be
+--   of the older snapshot.
+-- Index: instances_claim, read in order until the limit; a busy key by one probe of instances_concurrency_key.
+-- Locks: the rows of the window, no key update, skip locked. Keys enter instances_concurrency_key in their order.
+-- Returns: every row of the window with its verdict: 'claimed'; 'busy' (its key is taken); 'foreign' (its version is
+--   not in $4); 'limited' (limits/admit.sql decides); 'missed' (it changed between snapshot and lock: claim again).
+--   Rows not claimed are unchanged. Versions in $5, which other workers run, are skipped. Only the claimed row with the
+--   least id has the time of the claim: it is the same for all, and reading it costs the driver as much as nine texts.
 with candidates as materialized (
   select i.ctid as tid, i.id, i.concurrency_key, i.machine, i.version, i.priority, i.due_at,
          i.concurrency_limit is not null or i.rate_limit is not null as is_limited
-  from stepwell.instances i
+  from {schema}.instances i
   where i.queue = $2 and i.status = 'runnable' and i.hold is null and i.share is null
-    and (select stepwell._may_claim($2))
+    and (select {schema}._may_claim($2))
     and ($5::text[] = '{}' or not (i.machine || '@' || i.version) = any ($5::text[]))
   order by i.priority, i.due_at, i.id
   limit $3
@@ -30,7 +25,7 @@ with candidates as materialized (
          case
            when not (c.machine || '@' || c.version) = any ($4::text[]) then 'foreign'
            when c.concurrency_key is null then case when c.is_limited then 'limited' else 'claimed' end
-           when exists (select from stepwell.instances e
+           when exists (select from {schema}.instances e
                         where e.concurrency_key = c.concurrency_key and e.status = 'executing'
                         offset 0) then 'busy'
            when not c.id in (select distinct on (k.concurrency_key) k.id
@@ -43,9 +38,9 @@ with candidates as materialized (
   from candidates c
   order by c.concurrency_key
 ), claimed as (
-  update stepwell.instances i
+  update {schema}.instances i
   set status = 'executing', worker_id = $1, claimed_at = pg_catalog.now(), fence = i.fence + 1,
-      updated_at = stepwell.now()
+      updated_at = {schema}.now()
   from judged j
   where i.ctid = j.tid and j.verdict = 'claimed'
   returning j.verdict, i.id, i.machine, i.version, i.concurrency_key, i.priority, i.due_at,

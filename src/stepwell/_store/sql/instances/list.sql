@@ -1,15 +1,16 @@
--- List instances, newest first, below the cursor $1 (null: from the newest).
--- Index: the primary key, backwards from the cursor; the wide rows only for the page, by their primary key (joined
---   without the lateral limit, they are merged from the newest down to the cursor). Locks: none.
--- A null filter filters nothing: planned anew each time, since no plan is good for all of them.
--- Returns: the page, each with why its queue is paused, if it is, and with what it asks, if it waits for an answer.
+-- List instances, newest first, below the cursor $1 (null: from the newest). A null filter excludes nothing.
+-- Index: the primary key, backwards from the cursor; the wide rows only for the page, by their primary key (without the
+--   lateral limit they would be merged from the newest to the cursor). Planned for its arguments, since no plan is good
+--   for all filters.
+-- Locks: none.
+-- Returns: the page, each with why its queue is paused, if it is, and with its open unit, if it waits for replies.
 with page as materialized (
   select i.id, i.tenant, i.key, i.machine, i.version, i.step, i.status, i.hold, i.hold_reason, i.attempt, i.crashes,
          i.fence, i.queue, i.priority, i.concurrency_key, i.worker_id, i.due_at, i.deadline, i.awaits, i.parent_id,
          i.children_pending, i.created_at, i.updated_at, i.finished_at,
          i.concurrency_limit, i.rate_limit, i.weight, i.await_unit_id,
          case when i.continues_unit_id is not null then i.child_index end as item
-  from stepwell.instances i
+  from {schema}.instances i
   where i.id < coalesce($1::bigint, 9223372036854775807)
     and ($2::text[] is null or i.status = any ($2))
     and ($3::text is null or i.machine = $3)
@@ -24,7 +25,7 @@ with page as materialized (
   limit $11
 ), paused as materialized (
   select q.name, coalesce(q.reason, '') as reason
-  from stepwell.queues q
+  from {schema}.queues q
   where q.paused_at is not null
 )
 select p.*, d.state, d.result, d.error, d.operated,
@@ -34,13 +35,13 @@ select p.*, d.state, d.result, d.error, d.operated,
 from page p
 cross join lateral (
   select d.state::text as state, d.result::text as result, d.error::text as error, d.operated::text as operated
-  from stepwell.instance_data d
+  from {schema}.instance_data d
   where d.id = p.id
   limit 1
 ) d
 left join lateral (
   select u.transport, u.opened, u.resolved, u.continuing
-  from stepwell.await_units u
+  from {schema}.await_units u
   where u.id = p.await_unit_id and p.status = 'awaiting_external'
   limit 1
 ) u on true

@@ -1,9 +1,11 @@
--- Note how sendings ended: out, or to be tried again after a while.
--- Keeps: what was answered, or closed, meanwhile stays so; what another worker has taken since is its own. Nobody is
---   waited for: one transaction that answers a question, and stays open, holds up no other note, and an admission of
---   many that locks in another order is no deadlock.
--- Index: the primary key (|| '': no other). Locks: the questions, skip locked.
--- Returns: what was still being sent by this worker, and whether that is noted: what is not, somebody holds.
+-- Record how attempts to send ended: sent, or to be tried again after a delay.
+-- Keeps: what was completed or closed meanwhile stays so; what another worker has claimed since is its own. Waits for
+--   no lock: an open transaction that completes one interaction delays no other record, and a batch of completions that
+--   locks in another order causes no deadlock.
+-- Index: the primary key. See docs/internals/sql-plans.md.
+-- Locks: the interactions, skip locked.
+-- Returns: the interactions that this worker was still sending, and whether the result is recorded: the others are
+--   locked by another transaction.
 with given as materialized (
   select g.*
   from unnest($2::uuid[], $3::integer[], $4::interval[], $5::text[], $6::text[])
@@ -11,14 +13,14 @@ with given as materialized (
 ), mine as materialized (
   select q.id, g.delay, g.metadata, g.error
   from given g
-  join stepwell.interactions q on q.id = any (array[g.id])
+  join {schema}.interactions q on q.id = any (array[g.id])
   where q.status || '' = 'dispatching' and q.worker_id = $1 and q.attempts = g.attempt
   for no key update of q skip locked
 ), noted as (
-  update stepwell.interactions q
+  update {schema}.interactions q
   set status = case when m.delay is null then 'dispatched' else 'waiting' end,
-      dispatched_at = case when m.delay is null then stepwell.now() else q.dispatched_at end,
-      next_at = stepwell.now() + coalesce(m.delay, interval '0'),
+      dispatched_at = case when m.delay is null then {schema}.now() else q.dispatched_at end,
+      next_at = {schema}.now() + coalesce(m.delay, interval '0'),
       metadata = coalesce(m.metadata::jsonb, q.metadata), error = m.error, worker_id = null
   from mine m
   where q.id = any (array[m.id])
@@ -29,5 +31,5 @@ from noted n
 union all
 select q.id::text, false
 from given g
-join stepwell.interactions q on q.id = any (array[g.id])
+join {schema}.interactions q on q.id = any (array[g.id])
 where q.status || '' = 'dispatching' and q.worker_id = $1 and q.attempts = g.attempt

@@ -1,18 +1,19 @@
--- Claim the rows that may run, put the others in the line, and take the tokens. Run after limits/look.sql, in its
--- transaction and under its locks: nobody else can have changed what was decided upon.
--- Keeps: a slot is held by one executing row only (instances_slot); keys enter instances_concurrency_key in their
---   order, as in a claim. A claim counts from this statement on: the transaction may have begun long before, waiting.
--- Index: the primary keys. Locks: the rows (ours already); the buckets, in the order of their keys.
--- Returns: 'claimed': as a claim does; 'held': what was put aside, for whoever wants to know.
+-- Claim the rows that may run, put the others on hold, and take the tokens. Run after limits/read_candidates.sql, in
+-- its transaction and under its locks, so that nothing it has judged can change.
+-- Keeps: one executing row per slot (instances_slot). Keys enter instances_concurrency_key in their order, as in
+--   instances/claim.sql. The claim's time is this statement's: the transaction may have waited long.
+-- Index: the primary keys.
+-- Locks: the rows (locked already); the buckets, in the order of their keys.
+-- Returns: 'claimed': as instances/claim.sql; 'held': the rows that were put on hold.
 with admitted as materialized (
   select a.id, a.slot
   from unnest($2::bigint[], $3::integer[]) as a(id, slot)
-  join stepwell.instances i on i.id = any (array[a.id])
+  join {schema}.instances i on i.id = any (array[a.id])
   order by i.concurrency_key
 ), claimed as (
-  update stepwell.instances i
+  update {schema}.instances i
   set status = 'executing', slot = a.slot, worker_id = $1, claimed_at = statement_timestamp(), fence = i.fence + 1,
-      updated_at = stepwell.now()
+      updated_at = {schema}.now()
   from admitted a
   where i.id = any (array[a.id])
   returning i.*
@@ -20,14 +21,15 @@ with admitted as materialized (
   select d.id, d.hold, d.reason
   from unnest($4::bigint[], $5::text[], $6::text[]) as d(id, hold, reason)
 ), held as (
-  update stepwell.instances i
+  update {schema}.instances i
   set hold = d.hold, hold_reason = d.reason
   from denied d
   where i.id = any (array[d.id])
   returning i.*
 ), debited as (
-  insert into stepwell.buckets as b (key, tokens, refilled_at, next_at)
-  select t.key, t.tokens, stepwell.now(), stepwell.now() + make_interval(secs => t.wait)
+  -- The tokens and the wait that the worker has computed.
+  insert into {schema}.buckets as b (key, tokens, refilled_at, next_at)
+  select t.key, t.tokens, {schema}.now(), {schema}.now() + make_interval(secs => t.wait)
   from unnest($7::text[], $8::float8[], $9::float8[]) as t(key, tokens, wait)
   order by t.key collate "C"
   on conflict (key) do update

@@ -1,7 +1,9 @@
--- Make declared limits known. What an operator has changed at run time stays, until the declaration itself changes.
--- Keeps: one row per kind and name; the version grows with each change. Locks: the rows, by kind and name.
+-- Insert or update declared limits. What an operator has changed at run time stays until the declaration itself
+-- changes.
+-- Keeps: one row per kind and name; the version grows with each change.
+-- Locks: the rows, by kind and name.
 -- Returns: the concurrency limits that are new or changed.
-insert into stepwell.limits as l (kind, name, n, per, burst, declared)
+insert into {schema}.limits as l (kind, name, n, per, burst, declared)
 select g.kind, g.name, g.n, g.per, g.burst,
        jsonb_build_object('n', g.n, 'per', extract(epoch from g.per), 'burst', g.burst)
 from unnest($1::text[], $2::text[], $3::integer[], $4::interval[], $5::integer[]) as g(kind, name, n, per, burst)

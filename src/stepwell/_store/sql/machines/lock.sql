@@ -1,2 +1,6 @@
--- Let one registration happen at a time. Locks: one advisory lock, to the end of the transaction.
-select pg_advisory_xact_lock(hashtextextended('stepwell.machines', 0))
+-- Serialise registrations of machines.
+-- Locks: one row of locks, to the end of the transaction.
+select l.number
+from {schema}.locks l
+where l.number = {schema}._lock_key('engine', 'machines')
+for no key update

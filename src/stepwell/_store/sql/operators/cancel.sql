@@ -1,17 +1,19 @@
--- End instances as cancelled. The fence grows, so that an outcome on its way is dropped. The inbox stays, closed.
--- Keeps: what it was doing (`operated`), for a retry; only rows that have not ended; side rows only of those.
---   Run after operators/lock.sql.
--- Index: the primary key (|| '': no other). Locks: the rows (ours already).
--- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent whose join
---   it counts at, and the limit of which it held a slot, or waited for one.
+-- End instances as cancelled. The fence grows, so that an outcome in flight is rejected. The inbox stays, closed.
+-- Keeps: what the instance was doing (`operated`), for a retry. Only rows that have not ended change, and side rows
+--   only of those. Run after operators/lock.sql.
+-- Index: the primary key. See docs/internals/sql-plans.md.
+-- Locks: the rows (locked already).
+-- Returns: the cancelled rows: the fence, whether a client waits, whether it was executing, the parent at which its end
+--   is counted, and the limit of which it held a slot or for which it waited.
 with live as materialized (
   select i.id, i.joined as was_joined, i.status as was, i.deadline
-  from stepwell.instances i
+  from {schema}.instances i
   where i.id = any ($1::bigint[]) and i.status || '' not in ('done', 'failed', 'cancelled')
 ), cancelled as (
-  update stepwell.instances i
-  set status = 'cancelled', finished_at = stepwell.now(), updated_at = stepwell.now(), fence = i.fence + 1,
-      worker_id = null, claimed_at = null, slot = null, hold = null, hold_reason = null, deadline = null,
+  update {schema}.instances i
+  set status = 'cancelled', finished_at = {schema}.now(), updated_at = {schema}.now(), fence = i.fence + 1,
+      dropped_fence = case when i.status = 'executing' then i.fence else i.dropped_fence end,
+      worker_id = null, slot = null, hold = null, hold_reason = null, deadline = null,
       visit = i.visit + (i.filling_unit_id is not null)::integer, filling_unit_id = null,
       joined = i.joined or i.parent_id is not null
   from live l
@@ -21,9 +23,9 @@ with live as materialized (
             i.parent_round, case when i.joined and not l.was_joined then i.continues_unit_id end as continues,
             i.concurrency_limit
 ), stored as (
-  update stepwell.instance_data d
+  update {schema}.instance_data d
   set error = $2::text::jsonb, operated = $3::text::jsonb
-                                       || jsonb_build_object('at', stepwell.now(), 'was', c.was, 'deadline', c.deadline)
+                                       || jsonb_build_object('at', {schema}.now(), 'was', c.was, 'deadline', c.deadline)
   from cancelled c
   where d.id = c.id
 )

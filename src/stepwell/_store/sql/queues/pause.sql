@@ -1,14 +1,11 @@
 -- Pause a queue: nothing is claimed from it until it is resumed.
--- Keeps: when this answers, no claim from the queue is under way, and every later one sees the pause (_may_claim);
---   who paused it last, and why, is what is kept.
--- Index: the primary key. Locks: the queue's advisory lock, alone, after claims under way; its row.
+-- Keeps: a claim that checks after this commit sees the pause (_may_claim); the caller waits for claims that checked
+--   before (queues/find_claiming.sql). The last pause's author and reason are kept.
+-- Index: the primary key.
+-- Locks: its row.
 -- Returns: one row: whether it was paused already.
-with alone as materialized (
-  select pg_advisory_xact_lock(hashtextextended('stepwell queue:' || $1::text, 0))
-)
-insert into stepwell.queues as q (name, paused_at, paused_by, reason, changed_at)
-select $1, stepwell.now(), $2::text, $3::text, stepwell.now()
-from alone
+insert into {schema}.queues as q (name, paused_at, paused_by, reason, changed_at)
+values ($1, {schema}.now(), $2::text, $3::text, {schema}.now())
 on conflict (name) do update
 set paused_at = coalesce(q.paused_at, excluded.paused_at), paused_by = excluded.paused_by, reason = excluded.reason,
     changed_at = excluded.changed_at

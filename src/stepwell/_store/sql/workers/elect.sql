@@ -1,2 +1,9 @@
--- Try to be the one that does a duty ($1). Locks: one advisory lock, to the end of the transaction; waits for nobody.
-select pg_try_advisory_xact_lock(hashtextextended('stepwell.duty.' || $1, 0)) as elected
+-- Try to become the worker that does a duty ($1).
+-- Locks: one row of locks, to the end of the transaction; waits for no lock.
+with mine as materialized (
+  select l.number
+  from {schema}.locks l
+  where l.number = {schema}._lock_key('engine', $1::text)
+  for no key update skip locked
+)
+select exists (select from mine) as elected

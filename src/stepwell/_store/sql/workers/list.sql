@@ -1,5 +1,6 @@
--- List the workers and whether their lease holds. Locks: none.
+-- List the workers, the oldest first, and whether their lease is live.
+-- Locks: none.
 select w.id, w.host, w.pid, w.release, w.queues::text as queues, w.machines, w.started_at, w.beat_at,
        w.lease_until > pg_catalog.now() as alive, w.running
-from stepwell.workers w
-order by w.id
+from {schema}.workers w
+order by w.started_at, w.id

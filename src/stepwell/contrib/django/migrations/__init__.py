@@ -1,1 +1,1 @@
-"""One migration of Django's for each of Stepwell's."""
+"""One Django migration for each of Stepwell's."""

@@ -1,4 +1,4 @@
-"""Django's tasks as we use them: of Django itself from 6 on, of the backport `django_tasks` before that."""
+"""The API of Django's tasks: of Django itself from 6 on, of the backport `django_tasks` before that."""
 
 from __future__ import annotations
 

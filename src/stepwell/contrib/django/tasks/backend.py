@@ -13,7 +13,7 @@ from django.core.checks import Warning as CheckWarning
 from django.db import connections, transaction
 from django.utils import timezone
 
-from stepwell._core.ranges import check_queue
+from stepwell._core.validation import check_queue
 from stepwell.contrib.django import engine
 from stepwell.contrib.django.project import database_alias, served_queues
 from stepwell.contrib.django.tasks.api import (
@@ -57,7 +57,7 @@ class StepwellBackend(BaseTaskBackend):
             raise InvalidTask(str(error)) from error
 
     def enqueue(self, task: Task[Any, Any], args: Any, kwargs: Any) -> TaskResult[Any, Any]:
-        """Store the task; inside `transaction.atomic()` with whatever else that stores, or not at all."""
+        """Store the task; inside `transaction.atomic()` it is committed or rolled back with it."""
         self.validate_task(task)
         state = TaskState(
             task=task.module_path, args=_json(list(args)), kwargs=_json(dict(kwargs)),
@@ -69,7 +69,7 @@ class StepwellBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[Any, Any]:
-        """The result as it stands; also of another process's task, also of one that this transaction enqueued."""
+        """The present result; also of a task of another process, or one that this transaction enqueued."""
         given = str(result_id)
         number = int(given) if given.isascii() and given.isdigit() and len(given) <= len(str(LARGEST_ID)) else 0
         instance = read_instance(number) if 0 < number <= LARGEST_ID else None
@@ -88,7 +88,7 @@ class StepwellBackend(BaseTaskBackend):
         try:
             served = served_queues()
         except SettingError:
-            return  # stepwell.E001 tells
+            return  # stepwell.E001 reports it
         for queue in sorted(self.queues - set(served)):
             yield CheckWarning(
                 f"TASKS[{self.alias!r}]['QUEUES'] has {queue!r}, which is not in STEPWELL['QUEUES']",
@@ -113,17 +113,17 @@ def _max_attempts(alias: str, options: dict[str, Any]) -> int:
             raise SettingError(f"{where}[{name!r}]", "is unknown (known: max_attempts)")
     given = options.get("max_attempts", 1)
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_ATTEMPTS:
-        raise SettingError(f"{where}['max_attempts']", f"{given!r} is no whole number from 1 to {MOST_ATTEMPTS:,}")
+        raise SettingError(f"{where}['max_attempts']", f"{given!r} is not a whole number from 1 to {MOST_ATTEMPTS:,}")
     return given
 
 
 def _json(values: T) -> T:
-    """Arguments as JSON has them, after Django's rule: what JSON does not know is a TypeError."""
+    """Arguments as plain JSON, by Django's rule: a value without JSON is a TypeError."""
     return cast(T, normalize_json(values))
 
 
 def _aware(moment: datetime | None) -> datetime | None:
-    """With a time zone, also where the project has USE_TZ = False."""
+    """With a time zone, even if the project has USE_TZ = False."""
     if moment is None or timezone.is_aware(moment):
         return moment
     return timezone.make_aware(moment)

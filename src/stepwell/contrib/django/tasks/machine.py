@@ -14,7 +14,7 @@ from stepwell.outcomes import Outcome
 
 
 class DjangoTask(Machine, name="django.task", initial="run", state=TaskState):
-    """Looks a task up by its path and calls it. One that can not be looked up fails: it was unable to start."""
+    """Looks a task up by its path and calls it. If it cannot be found, the task fails."""
 
     @step
     def run(self, ctx: Context[TaskState]) -> Outcome:
@@ -26,7 +26,7 @@ class DjangoTask(Machine, name="django.task", initial="run", state=TaskState):
         except Exception as error:  # noqa: BLE001 - the author's code may raise anything
             outcome = run.fail(error)
             if run.result.is_finished:
-                task_finished.send_robust(run.sender, task_result=run.result)  # here: who logs it sees the exception
+                task_finished.send_robust(run.sender, task_result=run.result)  # here: receivers may log the exception
         else:
             task_finished.send_robust(run.sender, task_result=run.result)
         return outcome
@@ -49,5 +49,5 @@ class DjangoTask(Machine, name="django.task", initial="run", state=TaskState):
         return outcome
 
 
-# Async code reaches the database through one thread that Django keeps for it; nobody else looks after its connections.
+# Async code reaches the database through one thread that Django keeps for it; nothing else cleans its connections.
 _close_old_connections = sync_to_async(close_old_connections)

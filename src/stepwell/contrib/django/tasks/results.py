@@ -13,14 +13,15 @@ from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
 from django.db import connections
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from stepwell import errors
-from stepwell._core.records import Instance
+from stepwell._core.instance import Instance
 from stepwell._core.status import Status
 from stepwell._store.instances import read_over
-from stepwell.contrib.django.project import database_alias
+from stepwell.contrib.django.discovery import TASKS
+from stepwell.contrib.django.project import database_alias, schema_name
 from stepwell.contrib.django.tasks.api import InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
+from stepwell.contrib.django.tasks.known import known_task
 from stepwell.contrib.django.tasks.state import Attempt, TaskState
 
 STATUSES = {
@@ -28,7 +29,7 @@ STATUSES = {
     Status.FAILED: TaskResultStatus.FAILED,
     Status.CANCELLED: TaskResultStatus.FAILED,
     Status.EXECUTING: TaskResultStatus.RUNNING,
-}  # whatever else there is, it is READY: it runs, or runs again, when its time comes
+}  # all others are READY: they run, or run again, when they are due
 
 
 def read_instance(instance_id: int) -> Instance | None:
@@ -40,12 +41,12 @@ def read_instance(instance_id: int) -> Instance | None:
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    found = read_over(send, [instance_id])
+    found = read_over(send, [instance_id], schema_name())
     return found[0] if found else None
 
 
 def result_of(instance: Instance) -> TaskResult[..., Any]:
-    """What Django's tasks want to know about an instance."""
+    """The TaskResult of an instance."""
     state = msgspec.convert(instance.state, TaskState)
     attempts = state.attempts
     if instance.status is Status.EXECUTING:  # the claim was the last change of its row
@@ -83,26 +84,31 @@ def make_result(
 
 
 def find_task(state: TaskState) -> Task[..., Any]:
-    """The task of that path, as it was enqueued. Only tasks are found: a row can not have anything else called."""
-    found = import_string(state.task)
-    if not isinstance(found, Task):
-        raise SuspiciousOperation(f"{state.task} is no task")
+    """The task of that path, as it was enqueued. Only tasks of imported modules are found: a row can neither
+    cause an import nor call anything else.
+    """
+    found = known_task(state.task)
+    if found is None:
+        raise SuspiciousOperation(
+            f"{state.task} is no task of this process; define it in the module {TASKS} of an installed app, or import "
+            "its module there"
+        )
     run_after = None if state.run_after is None else as_django_has_it(state.run_after)
     try:
         return replace(
             found, priority=state.priority, queue_name=state.queue_name, backend=state.backend, run_after=run_after
         )
-    except InvalidTask:  # TASKS has changed since it was enqueued; what it does has not
+    except InvalidTask:  # TASKS has changed since it was enqueued; the task itself has not
         return found
 
 
 def as_django_has_it(moment: datetime) -> datetime:
-    """Without a time zone where the project has USE_TZ = False."""
+    """Without a time zone if the project has USE_TZ = False."""
     return moment if settings.USE_TZ or timezone.is_naive(moment) else timezone.make_naive(moment)
 
 
 def _errors(instance: Instance, state: TaskState) -> list[TaskError]:
-    """One per attempt that raised; the last one of a task that failed is the instance's own error."""
+    """One per attempt that raised; the last one of a failed task is the instance's own error."""
     found = [
         TaskError(exception_class_path=str(attempt.exception), traceback=attempt.traceback)
         for attempt in state.attempts
@@ -116,7 +122,7 @@ def _errors(instance: Instance, state: TaskState) -> list[TaskError]:
 
 
 def _path(instance: Instance) -> str:
-    """The class of an error that no attempt has told: of ours, one of Python's, or what stands for the status."""
+    """The class of an error that no attempt recorded: ours, one of Python's, or a stand-in for the status."""
     kind = "" if instance.error is None else instance.error.type
     for module in (errors, builtins):
         if isinstance(getattr(module, kind, None), type):

@@ -1,4 +1,4 @@
-"""One run of a task: what its function is called with, and what follows from how it ended."""
+"""One run of a task: the arguments of its function, and what follows from its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TRACEBACK = 20_000
 
 
 class Run:
-    """The task, its result as it stands, and the attempt that is under way."""
+    """The task, its present result, and the attempt under way."""
 
     def __init__(self, ctx: Context[TaskState]) -> None:
         self._state = ctx.state

@@ -1,4 +1,4 @@
-"""What is stored of a task: which one, how it was enqueued, and the attempts that have ended."""
+"""The state of a task: which one, how it was enqueued, and the attempts that have ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Attempt:
-    """One run that ended, well or not. A run that died with its worker leaves nothing."""
+    """One run that ended, well or not. A run that ended with its worker's crash leaves none."""
 
     worker: str
     started_at: datetime
@@ -26,7 +26,7 @@ class TaskState:
     kwargs: dict[str, Any]
     backend: str  # the alias in TASKS
     queue_name: str
-    priority: int  # as Django has it: higher first
+    priority: int  # as in Django: higher first
     run_after: datetime | None
     enqueued_at: datetime
     max_attempts: int = 1

@@ -15,10 +15,10 @@ APP = "stepwell.contrib.django:engine"
 
 class Command(BaseCommand):
     help = "Stepwell's command line with the project's engine: worker, ls, show, signal, …"
-    requires_system_checks = ()  # a worker that is badly configured says so itself
+    requires_system_checks = ()  # a badly configured worker reports it itself
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Hand all words over, but those that `manage.py` itself has read."""
+        """Pass all words on, except those that `manage.py` itself has read."""
         parser = CommandParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--settings")
         parser.add_argument("--pythonpath")
@@ -26,7 +26,7 @@ class Command(BaseCommand):
         sys.exit(main(words, prog=f"{_shown(argv[0])} {argv[1]}", app=APP))
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("words", nargs=argparse.REMAINDER, help="the command and its words, for call_command")
+        parser.add_argument("words", nargs=argparse.REMAINDER, help="the command and its arguments, for call_command")
 
     def handle(self, *args: Any, **options: Any) -> None:
         code = main([str(word) for word in options["words"]], prog="manage.py stepwell", app=APP)

@@ -1,0 +1,1 @@
+"""What a client process does; it runs no steps."""

@@ -1,0 +1,1 @@
+"""What operators read and change: lists, interactions, queues, limits, the schema."""

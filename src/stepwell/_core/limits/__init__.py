@@ -1,0 +1,1 @@
+"""Limits: the requirement of a step, and the admission of rows. Pure."""

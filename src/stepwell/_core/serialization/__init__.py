@@ -1,0 +1,1 @@
+"""Encodes authors' values as stored JSON text, and decodes them. Pure."""

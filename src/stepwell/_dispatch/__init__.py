@@ -1,0 +1,1 @@
+"""A worker's services for interactions: send them, receive completions, reconcile."""

@@ -1,0 +1,1 @@
+"""Events for callbacks of the application."""

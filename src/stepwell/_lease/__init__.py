@@ -1,0 +1,1 @@
+"""The lease of a worker, and the identity of its process."""

@@ -1,0 +1,1 @@
+"""LISTEN and NOTIFY: notifications between processes."""

@@ -1,0 +1,1 @@
+"""Shared parts of every engine process: the service loop, threads, the log of outages, probes, counters."""

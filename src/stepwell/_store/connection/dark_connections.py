@@ -1,0 +1,97 @@
+"""Tells a statement that rightly takes long from one whose connection has gone dark."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import asyncpg
+
+# A process whose state changed a moment ago may only just have been asked, or have answered.
+_IS_AT_WORK: Final = """
+select state in ('active', 'disabled') and wait_event is distinct from 'ClientRead'
+       or state_change > clock_timestamp() - interval '0.5 s'
+from pg_stat_activity where pid = $1"""
+
+
+class Watched(Protocol):
+    """A connection whose statements may take long."""
+
+    backend: int
+    """The server process behind it."""
+    patience: float
+    """Seconds without an answer, after which the connection must be at work or is ended."""
+    was_cut: bool
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        ...
+
+    def terminate(self) -> None: ...
+
+    async def open_beside(self, application_name: str) -> Any:
+        """A new connection to the same server: those that exist may have gone dark as well."""
+
+
+class Silence:
+    """Looks every so often, while the block waits for an answer, whether the server works on it; ends the connection
+    if not, so that the statement raises that it is lost. While the server takes what it is sent, it is at work."""
+
+    __slots__ = ("_connection", "_look", "_loop", "_timer", "_unsent")
+
+    def __init__(self, connection: Watched) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._look: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._look is not None:
+            self._look.cancel()
+
+    @property
+    def _pause(self) -> float:
+        return self._connection.patience / 2  # and as long again for the look
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._pause / 2, self._note_unsent)
+
+    def _note_unsent(self) -> None:
+        self._unsent = self._connection.unsent
+        self._timer = self._loop.call_later(self._pause / 2, self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        if self._connection.unsent < self._unsent:
+            self._wait()
+            return
+        self._look = self._loop.create_task(self._end_if_dark(), name="stepwell silence")
+
+    async def _end_if_dark(self) -> None:
+        connection = self._connection
+        try:
+            async with asyncio.timeout(self._pause):
+                is_at_work = await _is_at_work(connection)
+        except asyncpg.PostgresError:
+            is_at_work = True  # the server answers, and does not tell
+        except (OSError, TimeoutError, asyncpg.InterfaceError):
+            is_at_work = False
+        if is_at_work:
+            self._wait()
+        else:
+            connection.was_cut = True
+            connection.terminate()
+
+
+async def _is_at_work(connection: Watched) -> bool:
+    fresh = await connection.open_beside("stepwell look")
+    try:
+        return bool(await fresh.fetchval(_IS_AT_WORK, connection.backend))  # none, if there is no such process any more
+    finally:
+        fresh.terminate()

@@ -1,0 +1,55 @@
+"""From the driver's errors to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from stepwell._core.store_errors import Conflict, Contention, Misfit, Outage, Refusal, StoreFault
+
+# What a value can have caused: data, integrity, WITH CHECK, limits of the program, and what a trigger raises.
+_REFUSAL_CLASSES = ("22", "23", "44", "54")
+_RAISED = "P0001"
+# A feature or a name that is missing, the state of an object, an internal error: nearly always the server's or the
+# schema's. All other errors are a state of the server: read only, no rights, a connection, resources, a shutdown.
+_MISFIT_CLASSES = ("0A", "42", "55", "XX")
+_NO_RIGHTS = "42501"
+_CONTENTION_STATES = frozenset({"40001", "40P01", "55P03"})
+_UNIQUE_VIOLATION = "23505"
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the driver's errors into ours."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        raise kind(error)(_describe(error)) from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError) as error:
+        if isinstance(error, asyncpg.DataError):
+            raise Refusal(_describe(error)) from error
+        raise Outage(_describe(error)) from error
+
+
+def kind(error: asyncpg.PostgresError) -> type[StoreFault]:
+    """By what a statement failed: only a Refusal or a Conflict can be the fault of what it was to write."""
+    state = getattr(error, "sqlstate", None) or ""
+    if state == _UNIQUE_VIOLATION:
+        return Conflict
+    if state in _CONTENTION_STATES:
+        return Contention
+    if state.startswith(_REFUSAL_CLASSES) or state == _RAISED:
+        return Refusal
+    if state.startswith(_MISFIT_CLASSES) and state != _NO_RIGHTS:
+        return Misfit
+    return Outage
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, asyncpg.InternalClientError):  # what a statement gets on a connection that was just ended
+        return "the connection to the database was lost"
+    if isinstance(error, TimeoutError) and not str(error):
+        return "the database did not answer in time"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,400 @@
+"""The pool of connections, as the engine wants them, and the one way a statement is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import asyncpg
+
+from stepwell._core.store_errors import Outage, StoreFault, Unsettled
+from stepwell._process import probes
+from stepwell._process.outages import Outages
+from stepwell._store.connection.dark_connections import Silence
+from stepwell._store.connection.driver_errors import translated
+from stepwell._store.connection.gaps import Gaps, label, opener
+from stepwell._store.connection.settings import (
+    SERVER_SHARE,
+    Bounds,
+    EngineConnection,
+    check_settings,
+    close_pool,
+    drop_idle,
+    open_pool,
+)
+from stepwell._store.connection.sql_files import application, statement
+from stepwell._store.connection.timeline import Timelines
+from stepwell.config import SCHEMA, check_url
+from stepwell.errors import DatabaseUnreachable, EngineClosed, ForeignLoop, ServerTooOld, UnsuitablePooler
+
+OLDEST_SERVER = 150_000
+LONG = 60.0  # seconds: what looks at many rows, or changes them, has so long for each statement
+POOLER_TRIES = 3
+_LOST_STATEMENTS = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+Row = asyncpg.Record
+
+# Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
+# snapshot, which a transaction above it does not have. And UTC: a delay of a day is 24 hours, where in a zone with
+# summer time Postgres would make it 23 or 25 twice a year. And no jit, which never pays for statements like ours.
+# And no schema but Postgres' own: whoever may create one, named like our role, could put functions in it that fit the
+# arguments of ours better than Postgres' do. They would run with our rights.
+PATH: Final = {"search_path": "pg_catalog, pg_temp"}
+_EVERYWHERE: Final = {"default_transaction_isolation": "read committed", "timezone": "UTC", "jit": "off", **PATH}
+
+# Statements are planned once and go through indexes only, by nested loops: the one good plan for each of them, at any
+# size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
+_PLANNED: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+
+CLIENT: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell"}
+WORKER: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell worker"}
+
+# What a session still has when another statement is sent on it: its settings, and the isolation that they lead to.
+_KEPT: Final = "select array(select current_setting(name) from unnest($1::text[]) as name)"
+_ISOLATION: Final = {"transaction_isolation": "read committed"}
+
+# For what is asked rarely, and of which no plan is good for all arguments and tables.
+PLAN_ANEW: Final = "set local plan_cache_mode = force_custom_plan"
+
+
+class Queryable(Protocol):
+    """Something statements can be sent to: the database, or one transaction of it."""
+
+    @property
+    def schema(self) -> str:
+        """The schema that they are for."""
+        ...
+
+    async def fetch(self, name: str, *args: object) -> list[Row]: ...
+
+
+class Counting(Protocol):
+    """A pool that knows its schema, and counts what is sent through it; what an operation costs is a test."""
+
+    schema: str
+    statements: int
+
+
+class _Connection(EngineConnection):
+    """A connection that the pool takes back as it is: we leave nothing on it, and a reset costs a round trip."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Session:
+    """One connection, nearly always inside a transaction."""
+
+    def __init__(
+        self, connection: asyncpg.Connection, pool: Counting, gaps: Gaps | None = None, *, answer: float | None = None
+    ) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._gaps = gaps
+        self._answer = answer  # seconds that a statement may take; None: what the connection says
+        self._is_long = False
+
+    @property
+    def schema(self) -> str:
+        return self._pool.schema
+
+    async def fetch(self, name: str, *args: object) -> list[Row]:
+        self._pool.statements += 1
+        if self._gaps is not None:
+            await self._gaps.reach(name)
+        with translated(), self._silence():
+            return await self._connection.fetch(statement(name, self._pool.schema), *args, timeout=self._answer)
+
+    async def copy(self, table: str, columns: Sequence[str], rows: bytes) -> None:
+        """Insert rows that are in the binary form of COPY."""
+        self._pool.statements += 1
+        if self._gaps is not None:
+            await self._gaps.reach(f"copy {table}")
+        # Bytes would be taken for a path. A file is read in a thread, and waits for those of others; after what an
+        # iterator has given, the driver waits for room to send, and is not told that the connection is lost.
+        source: Any = memoryview(rows)
+        with translated(), self._silence():
+            await self._connection.copy_to_table(
+                table, schema_name=self._pool.schema, columns=columns, source=source, format="binary",
+                timeout=self._answer,
+            )  # fmt: skip
+
+    async def run(self, sql: str, *, name: str = "") -> None:
+        """Send a script of several statements, as migrations are; gaps call it by the name, or by how it begins."""
+        self._pool.statements += 1
+        if self._gaps is not None:
+            await self._gaps.reach(name or label(sql))
+        with translated(), self._silence():
+            await self._connection.execute(sql, timeout=self._answer)
+
+    def _silence(self) -> AbstractContextManager[None]:
+        """Around a statement: one that may take long is waited for as long as the server works on it."""
+        connection: Any = self._connection
+        return Silence(connection.bare) if self._is_long else nullcontext()
+
+    async def allow(self, seconds: float, *, first: str = "") -> None:
+        """Let each statement of the rest of the transaction take so long. Between two of them nothing may take longer
+        than elsewhere: a host that is frozen there loses its locks as soon."""
+        names = ("statement_timeout", "lock_timeout")
+        await self.run(first + "; ".join(f"set local {name} = {int(seconds * 1000)}" for name in names))
+        self._answer = seconds / SERVER_SHARE
+        self._is_long = True
+
+    async def bound_waits(self, patience: timedelta) -> None:
+        """Let the rest of the transaction wait no longer than that for each of somebody's locks. Where that is longer
+        than an answer is waited for, the server must show meanwhile that it works on it."""
+        await self.run(f"set local lock_timeout = {patience // timedelta(milliseconds=1)}")
+        if self._answer is not None and self._answer * SERVER_SHARE < patience.total_seconds():
+            self._answer = patience.total_seconds() / SERVER_SHARE
+            self._is_long = True
+
+
+class Database:
+    """Connections to one Postgres. Opening it checks the server; losing it is an Outage, and it comes back."""
+
+    def __init__(
+        self, dsn: str, *, session: Mapping[str, str] = CLIENT, most: int = 10, bounds: Bounds | None = None,
+        timelines: Timelines | None = None, outages: Outages | None = None, schema: str = SCHEMA,
+    ) -> None:  # fmt: skip
+        check_url(dsn)
+        self.schema = schema
+        self.timelines = timelines  # of a worker; a client has no claims that a failover could undo
+        self.dsn = dsn
+        self._bounds = bounds or Bounds()
+        name = session["application_name"].replace(SCHEMA, application(schema), 1)
+        self._session = {**session, **self._bounds.settings(), "application_name": name}
+        self.statements = 0  # sent so far
+        self.outages = outages or Outages()
+        self.on_dark: list[Callable[[], None]] = []  # called when a connection has not answered in time
+        self._most = most
+        self._pool: asyncpg.Pool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            with translated():
+                self._pool = await open_pool(
+                    self.dsn, _Connection, self._most, self._session, self._bounds, answer=self._bounds.answer,
+                    timelines=self.timelines,
+                )  # fmt: skip
+                async with self._acquired() as connection:
+                    version = int(await connection.fetchval("show server_version_num"))
+                    shown = str(await connection.fetchval("show server_version"))
+                    if connection.bare.is_pooled and self._most > 1:
+                        await self._refuse_pooler(connection)
+                    wanted = {**self._session, **_ISOLATION}
+                    check_settings(wanted, await connection.fetchval(_KEPT, [*wanted]))
+        except (StoreFault, ValueError, TypeError) as error:
+            await self.close()
+            if isinstance(error, Unsettled):
+                raise UnsuitablePooler(where(self.dsn), str(error)) from error
+            if "statement pooling mode" in str(error):
+                raise UnsuitablePooler(where(self.dsn), "it allows no transactions") from error
+            if isinstance(error.__cause__, _LOST_STATEMENTS):
+                raise UnsuitablePooler(where(self.dsn), "it forgets statements that were prepared") from error
+            raise DatabaseUnreachable(where(self.dsn), str(error)) from error
+        except BaseException:
+            await self.close()
+            raise
+        if version < OLDEST_SERVER:
+            await self.close()
+            raise ServerTooOld(shown)
+
+    async def _refuse_pooler(self, first: EngineConnection) -> None:
+        """Refuse a pooler that gives a server connection for a transaction only: two of ours then share one, or one
+        waits for the transaction of the other."""
+        try:
+            await self._check_pooler(first)
+        except TimeoutError as error:
+            raise UnsuitablePooler(where(self.dsn), "beside one connection, a second one got no answer in time "
+                                   "(pool_mode, or a default_pool_size of 1)") from error
+
+    async def _check_pooler(self, first: EngineConnection) -> None:
+        async with self._acquired() as second:
+            for _ in range(POOLER_TRIES):
+                mine = await first.fetchval("select pg_backend_pid()")
+                async with _begun(second.bare):
+                    other = await second.fetchval("select pg_backend_pid()")
+                    again = await first.fetchval("select pg_backend_pid()")
+                if other == mine or again != mine:
+                    raise UnsuitablePooler(where(self.dsn), "it gives each transaction another connection to Postgres")
+
+    async def close(self) -> None:
+        """Close all connections; one that does not answer is cut."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await close_pool(pool)
+
+    def cut(self) -> None:
+        """Break all connections without a word, as the end of a process does."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.terminate()
+
+    def check_loop(self) -> None:
+        """Refuse the loop that runs here unless it is the one the connections belong to."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise ForeignLoop
+
+    async def fetch(self, name: str, *args: object) -> list[Row]:
+        """Send one statement on its own, committed when it answers."""
+        self.statements += 1
+        with translated():
+            async with self._acquired() as connection:
+                return await connection.fetch(statement(name, self.schema), *args)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Session]:
+        """One connection, for statements that are each on their own: so who sends one does not wait for it then."""
+        with translated():
+            async with self._acquired() as connection:
+                yield Session(connection, self)
+
+    @asynccontextmanager
+    async def transaction(self, *, anew: bool = False, is_long: bool = False) -> AsyncIterator[Session]:
+        """Several statements, one commit; `anew` if their good plans hang on their arguments, `is_long` if one of them
+        may rightly take longer than others. What is planned anew may."""
+        with translated():
+            async with self._acquired() as connection:
+                gaps = Gaps(opener(), connection.get_server_pid()) if probes.hooks else None
+                async with _begun(connection.bare):
+                    session = Session(connection, self, gaps)
+                    if anew or is_long:
+                        await session.allow(LONG, first=f"{PLAN_ANEW}; " if anew else "")
+                    yield session
+                    if gaps is not None:
+                        await gaps.reach("commit")
+                if gaps is not None:
+                    await gaps.reach(None)
+
+    @asynccontextmanager
+    async def listening(
+        self, dsn: str | None, channels: Sequence[str], hear: Callable[[str, str], None], lost: Callable[[], None]
+    ) -> AsyncIterator[Queryable]:
+        """A connection of its own that LISTENs; `hear(channel, payload)` per notice, `lost()` when it breaks.
+
+        The names of channels have the schema's in front of them, which is taken off.
+        """
+        prefix, name = f"{self.schema}_", f"{application(self.schema)} listener"
+        with translated():
+            connection: EngineConnection = await asyncpg.connect(
+                dsn or self.dsn, connection_class=EngineConnection,
+                server_settings={"application_name": name}, timeout=self._bounds.connect,
+                command_timeout=self._bounds.answer,
+            )  # fmt: skip
+        try:
+            with translated():
+                await connection.settle(dsn or self.dsn, {**PATH, **self._bounds.settings()}, self._bounds)
+            connection.add_termination_listener(lambda _: lost())
+            with translated():
+                for channel in channels:
+                    await connection.add_listener(
+                        prefix + channel, lambda _c, _p, name, payload: hear(name.removeprefix(prefix), str(payload))
+                    )
+            yield Session(connection, self)
+        finally:
+            connection.terminate()
+
+    @property
+    def era(self) -> int:
+        """What changes with the server's timeline."""
+        return 0 if self.timelines is None else self.timelines.era
+
+    def check_era(self, era: int) -> None:
+        """Refuse what was begun before the server's timeline changed."""
+        if self.timelines is not None:
+            self.timelines.check_era(era)
+
+    def check_timeline(self, connection: EngineConnection, era: int) -> None:
+        """Refuse a connection of another timeline, and what was asked for in an earlier era."""
+        if self.timelines is None:
+            return
+        if not self.timelines.fits(connection.timeline):
+            connection.was_cut = True  # and its idle siblings are dropped
+            raise Outage("the connection is on a timeline that the server has left")
+        self.timelines.check_era(era)
+
+    def _acquired(self) -> _Lent:
+        if self._pool is None:
+            raise EngineClosed
+        self.check_loop()
+        return _Lent(self, self._pool)
+
+
+class _Lent:
+    """A connection of the pool, as long as the block lasts. As a generator it would cost each statement more."""
+
+    __slots__ = ("_connection", "_database", "_era", "_lent", "_pool")
+
+    _lent: EngineConnection  # the pool's proxy, which stands in for its connection
+    _connection: EngineConnection
+
+    def __init__(self, database: Database, pool: asyncpg.Pool) -> None:
+        self._database = database
+        self._pool = pool
+        self._era = database.era
+
+    async def __aenter__(self) -> EngineConnection:
+        lent: Any = await self._pool.acquire()
+        self._lent = lent
+        self._connection = lent.bare
+        try:
+            self._database.check_timeline(self._connection, self._era)
+        except Outage as error:
+            await self.__aexit__(Outage, error, None)
+            raise
+        return self._lent
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection.was_cut:
+            if isinstance(error, Exception):
+                drop_idle(self._pool)
+                for tell in self._database.on_dark:
+                    tell()
+            self._connection.terminate()  # now: the driver's release would find that it ends meanwhile
+        proxy: Any = self._lent
+        await self._pool.release(proxy)
+
+
+@asynccontextmanager
+async def _begun(connection: EngineConnection) -> AsyncIterator[None]:
+    """A transaction on a connection. The driver's own block, on a connection that is lost, raises that it is closed
+    instead of why."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        if not (connection.was_cut or connection.is_closed()):
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+                await transaction.rollback()
+        raise
+    await transaction.commit()
+
+
+def where(dsn: str) -> str:
+    """The URL without its password, for messages."""
+    scheme, _, rest = dsn.partition("://")
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}://{credentials.partition(':')[0]}{at}{host}"

@@ -1,0 +1,52 @@
+"""Tries again what lost a race with another transaction, or did not get a lock in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from typing import TypeVar
+
+from stepwell._core.store_errors import Contention
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+MOST_TRIES = 10
+
+
+async def retried(act: Callable[[], Awaitable[T]]) -> T:
+    """A deadlock with somebody's transaction did nothing: try again."""
+    for _ in range(MOST_TRIES - 1):
+        try:
+            return await act()
+        except Contention:
+            continue
+    return await act()
+
+
+async def by_halves(
+    act: Callable[[Sequence[Item]], Awaitable[T]], items: Sequence[Item], *, patience: float = inf
+) -> tuple[list[T], list[Item]]:
+    """Act on all items; if a lock is not to be had in time, on each half of them. Returns the answers, and the items
+    that are left because another transaction holds their locks, or because so many seconds have passed."""
+    loop = asyncio.get_running_loop()
+    answers: list[T] = []
+    left: list[Item] = []
+    until, parts = loop.time() + patience, [items]
+    while parts:
+        part = parts.pop()
+        if not part:
+            continue
+        if left and loop.time() > until:
+            left += part
+            continue
+        try:
+            answers.append(await act(part))
+        except Contention:
+            middle = len(part) // 2
+            if middle and loop.time() <= until:
+                parts += [part[middle:], part[:middle]]
+            else:
+                left += part
+    return answers, left

@@ -1,0 +1,1 @@
+"""The operations of the hot path, one function each: start, claim, commit, deliver, complete."""

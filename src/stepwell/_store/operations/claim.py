@@ -1,0 +1,295 @@
+"""Claim rows of one queue for a worker. `claim` chooses the statement:
+
+| condition | statement |
+|---|---|
+| the queue is fair | `fair_queues/claim`: tenants take turns |
+| rows needed slots of limits lately, no backoff | `limits/claim_fast`: claims rows that find a slot, holds the others |
+| rows needed a worker only; the caller can start all of them | `instances/claim_started_fast`: marks them started |
+| rows needed a worker only | `instances/claim_fast` |
+| anything else, or a fast statement claimed nothing | `instances/claim`: tells what each row of the window needs |
+
+A fast statement claims nothing if one row of its window needs more: less urgent rows would overtake that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from stepwell._core.instance import Claim
+from stepwell._core.limits.requirement import LimitRequirement
+from stepwell._core.store_errors import Refusal
+from stepwell._store.await_units import StoredAwaitUnit
+from stepwell._store.connection.pool import Queryable, Row
+from stepwell._store.limits import Held
+from stepwell._store.operations.fast_path_backoff import FastPathBackoff
+from stepwell._store.registrations.workers import StartedClaims
+from stepwell._store.signals import read_inbox
+from stepwell.errors import InvalidPayload
+
+MOST_STARTED = 32  # rows that a claim marks started: no step waits for the commit of more than these
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server counts from here
+_URGENCY = itemgetter("priority", "due_at", "id")  # the order of the index, most urgent first
+_UNIT = msgspec.json.Decoder(StoredAwaitUnit)
+
+
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to claim. `turns`: of a fair queue, the share after which each priority continues, else `first_share`."""
+
+    worker_id: int
+    queue: str
+    limit: int
+    labels: Sequence[str]  # name@version: what the worker runs
+    passed_over: Sequence[str] = ()  # labels that other workers run
+    may_start: bool = False  # every claimed row has a free slot, and no other claim of the worker is about to start
+    turns: Mapping[int, int] | None = None
+    first_share: int = 0
+
+
+class KeyHolder(msgspec.Struct, frozen=True):
+    """A row of the claim's window that was not claimed."""
+
+    id: int
+    label: str  # name@version
+    concurrency_key: str | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim found: claims, rows with a busy concurrency key, rows of unknown versions, rows that need limits."""
+
+    claims: list[Claim]
+    busy: list[KeyHolder]
+    foreign: list[KeyHolder]
+    missed: bool  # some rows were locked or changed by others: try again
+    limited: list[KeyHolder]
+    begun: StartedClaims | None = None  # set if the claims are marked started: what their steps begin with
+    held: Sequence[Held] = ()  # found no slot of their limit, and are on hold
+    turned: Mapping[int, int] | None = None  # of a fair queue: the share after which each priority continues
+    limit: int = 0  # rows asked for
+    is_simple: bool = False  # every row of the window needed a worker only; of a fair queue not known
+
+    @property
+    def window(self) -> int:
+        """How many rows were looked at."""
+        return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited) + len(self.held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window had as many rows as were asked for: more may follow."""
+        return self.window >= self.limit
+
+    @property
+    def last_priority(self) -> int | None:
+        """The priority of the least urgent row of the window; None if it was empty."""
+        parts: tuple[Sequence[Claim | KeyHolder | Held], ...] = (
+            self.claims, self.busy, self.foreign, self.limited, self.held,
+        )  # fmt: skip
+        return max((rows[-1].priority for rows in parts if rows), default=None)
+
+    @property
+    def is_by_limits(self) -> bool:
+        """Whether limits admitted these claims, or hold these rows. (Of claims, all need limits, or none.)"""
+        return bool(self.held or (self.claims and self.claims[0].needs is not None))
+
+    @property
+    def needs_limits(self) -> bool:
+        """Whether some row of the window needs limits."""
+        return bool(self.limited) or self.is_by_limits
+
+
+class _Needs(Enum):
+    """What the rows of the last window of a queue needed."""
+
+    WORKER = "worker"
+    LIMITS = "limits"
+    MORE = "more"
+
+
+class ClaimPaths:
+    """What earlier claims of a worker found, by queue. Only `claim` reads and writes it."""
+
+    def __init__(self) -> None:
+        self.needs: dict[str, _Needs] = {}
+        self.limits_backoff = FastPathBackoff[str]()
+
+    def note(self, queue: str, claimed: Claimed) -> None:
+        """Remember what the rows of a window needed; an empty window says nothing."""
+        if claimed.window:
+            simple = _Needs.WORKER if claimed.is_simple else _Needs.MORE
+            self.needs[queue] = _Needs.LIMITS if claimed.needs_limits else simple
+
+
+async def claim(db: Queryable, request: ClaimRequest, paths: ClaimPaths) -> Claimed:
+    """Claim up to `limit` rows, most urgent first; Conflict if another worker claimed the same concurrency key."""
+    needs = paths.needs.get(request.queue, _Needs.WORKER)
+    if request.turns is not None:
+        claimed = await claim_fair(db, request)
+    elif needs is _Needs.LIMITS and (admitted := await _claim_by_limits(db, request, paths.limits_backoff)) is not None:
+        return admitted
+    elif needs is _Needs.WORKER:
+        if request.may_start and request.limit > MOST_STARTED:
+            request = msgspec.structs.replace(request, limit=MOST_STARTED)
+        if (simple := await _claim_simple(db, request)) is not None:
+            return simple
+        claimed = await claim_full(db, request)
+    else:
+        claimed = await claim_full(db, request)
+    paths.note(request.queue, claimed)
+    return claimed
+
+
+async def _claim_simple(db: Queryable, request: ClaimRequest) -> Claimed | None:
+    """Claim rows that need a worker only; None if nothing was claimed."""
+    claimed: Claimed | None = None
+    if not request.may_start:
+        claimed = await claim_fast(db, request)
+    else:
+        with suppress(Refusal):  # a row's text cannot be said in one reply: the full path reads part by part
+            claimed = await claim_started_fast(db, request)
+    return claimed if claimed is not None and claimed.claims else None
+
+
+async def _claim_by_limits(db: Queryable, request: ClaimRequest, backoff: FastPathBackoff[str]) -> Claimed | None:
+    """Claim rows that need slots of limits only; None if the full path has to look at the window."""
+    if backoff.has(request.queue):
+        return None
+    claimed = await claim_slots(db, request)
+    if claimed is None or (claimed.missed and not claimed.window):
+        backoff.add([request.queue])
+        return None
+    backoff.drop([request.queue])
+    return claimed
+
+
+async def claim_full(db: Queryable, request: ClaimRequest) -> Claimed:
+    """Claim rows of any kind, and tell what the others of the window wait for."""
+    r = request
+    rows = await db.fetch("instances/claim", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
+    claims, losers = _read_full(rows, request)
+    is_missed = bool(losers.pop("missed"))
+    is_simple = not any(losers.values()) and all(claim.concurrency_key is None for claim in claims)
+    return Claimed(claims, losers["busy"], losers["foreign"], is_missed, losers["limited"], limit=r.limit,
+                   is_simple=is_simple)
+
+
+async def claim_fair(db: Queryable, request: ClaimRequest) -> Claimed:
+    """Claim share by share; the claims are in the order in which they run."""
+    r = request
+    turns = r.turns or {}
+    rows = await db.fetch(
+        "fair_queues/claim", r.worker_id, r.queue, r.limit, r.labels, r.passed_over, [*turns], [*turns.values()],
+        r.first_share,
+    )  # fmt: skip
+    turned = {row["priority"]: row["id"] for row in rows if row["verdict"] == "turn"}
+    claims, losers = _read_full([row for row in rows if row["verdict"] != "turn"], request)
+    return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]), losers["limited"],
+                   turned=turned, limit=r.limit)
+
+
+def _read_full(rows: Sequence[Row], request: ClaimRequest) -> tuple[list[Claim], dict[str, list[KeyHolder]]]:
+    """The rows of claim_full and claim_fair: claims, and the others by verdict."""
+    worker_id, queue = request.worker_id, request.queue
+    claims: list[Claim] = []
+    losers: dict[str, list[KeyHolder]] = {"busy": [], "foreign": [], "limited": [], "missed": []}
+    claimed_at: Any = next((row["claimed_at"] for row in rows if row["claimed_at"] is not None), None)
+    for (
+        verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, _,
+        has_inbox, awaits, parent_id, round_, priority, unit_id,
+    ) in rows:  # fmt: skip
+        if verdict == "claimed":
+            claims.append(
+                Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, business_key, key,
+                      queue, claimed_at, has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None,
+                      unit_id)
+            )  # fmt: skip
+        else:
+            losers[verdict].append(KeyHolder(id_, f"{machine}@{version}", key, priority))
+    return claims, losers
+
+
+async def claim_fast(db: Queryable, request: ClaimRequest) -> Claimed:
+    """Claim rows that need a worker only, if all of the window do; nothing if not."""
+    r = request
+    rows = await db.fetch("instances/claim_fast", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
+    rows.sort(key=_URGENCY)
+    claims = _read_simple(rows, request)
+    is_missed = not rows or rows[0]["looked_at"] > len(claims)
+    return Claimed(claims, [], [], is_missed, [], limit=r.limit, is_simple=True)
+
+
+async def claim_started_fast(db: Queryable, request: ClaimRequest) -> Claimed:
+    """Claim as claim_fast does, and mark the claims started. Without `begun`, they are still to be marked started, or
+    what they begin with is still to be read."""
+    r = request
+    rows = await db.fetch("instances/claim_started_fast", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
+    claims = _read_simple(rows, request)
+    is_missed = bool(rows) and rows[0]["looked_at"] > len(claims)
+    return Claimed(claims, [], [], is_missed, [], begun=_begun(rows, claims), limit=r.limit,
+                   is_simple=True)
+
+
+def _read_simple(rows: Sequence[Row], request: ClaimRequest) -> list[Claim]:
+    if not rows:
+        return []
+    worker_id, queue = request.worker_id, request.queue
+    claimed_at = _EPOCH + timedelta(microseconds=int.from_bytes(rows[0]["claimed_at"], "big"))
+    return [
+        Claim(id_, worker_id, fence, machine, version, step, attempt, crashes, tenant, key, None, queue, claimed_at,
+              has_inbox, tuple(awaits) if awaits else (), parent_id, round_, priority, None, unit_id)
+        for (
+            _, _, id_, fence, machine, version, step, attempt, crashes, tenant, key, has_inbox, awaits, parent_id,
+            round_, priority, unit_id, *_,
+        ) in rows
+    ]  # fmt: skip
+
+
+def _begun(rows: Sequence[Row], claims: Sequence[Claim]) -> StartedClaims | None:
+    """What the claims begin with; None if the lease has ended, or a part is missing or cannot be read."""
+    if not rows or not rows[0]["is_held"]:
+        return None
+    begun = StartedClaims({row["id"]: row["state"] for row in rows},
+                          frozenset(row["id"] for row in rows if row["unchecked"]))
+    try:
+        for row, claim in zip(rows, claims, strict=True):
+            inbox, unit = row["inbox"], row["unit"]
+            if claim.round or (claim.has_inbox and inbox is None) or (claim.unit_id is not None and unit is None):
+                return None
+            if inbox is not None:
+                begun.inboxes[claim.id] = read_inbox(inbox)
+            if unit is not None:
+                begun.units[claim.id] = _UNIT.decode(unit)
+    except (InvalidPayload, msgspec.DecodeError):
+        return None
+    return begun
+
+
+async def claim_slots(db: Queryable, request: ClaimRequest) -> Claimed | None:
+    """Claim rows that find a slot of their limit, and put the others on hold; None if a row of the window needs
+    anything else. Marking the claims started makes them durable."""
+    r = request
+    rows = await db.fetch("limits/claim_fast", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
+    if rows and rows[0]["verdict"] == "mixed":
+        return None
+    claims = [_read_slot(row, r.worker_id, r.queue) for row in rows if row["verdict"] == "claimed"]
+    held = [Held.of(row) for row in rows if row["verdict"] == "held"]
+    is_missed = any(row["verdict"] == "missed" for row in rows)
+    return Claimed(claims, [], [], is_missed, [], held=held, limit=r.limit)
+
+
+def _read_slot(row: Row, worker_id: int, queue: str) -> Claim:
+    return Claim(
+        row["id"], worker_id, row["fence"], row["machine"], row["version"], row["step"], row["attempt"],
+        row["crashes"], row["tenant"], row["key"], None, queue, row["claimed_at"], row["has_inbox"],
+        tuple(row["awaits"] or ()), row["parent_id"], row["round"], row["priority"],
+        LimitRequirement(row["concurrency_limit"], row["own_limit"], None, row["weight"]), row["await_unit_id"],
+    )  # fmt: skip

@@ -1,0 +1,339 @@
+"""Commit outcomes of steps, and what follows from them. `commit` chooses the statement:
+
+| condition | statement |
+|---|---|
+| a lock timeout; a second after a lock; once after the fast statement left out an outcome | full path for all |
+| all outcomes are simple (`Commit.is_simple`) | `instances/commit_fast` |
+| they end children as well | the same; it counts the ends at their parents |
+| the same, a parent is in the batch, or continuations ended lately | the same, then `children/join`, in a transaction |
+| more than 16 are simple, others are not | `instances/commit_fast` for these; the others are `rest` |
+| anything else | full path for all |
+
+Full path: `instances/commit` alone if nothing follows from the outcomes (`Commit.is_plain`); else a transaction, which
+locks parents, commits, consumes signals, inserts children, opens await units, counts ends, and releases keys and slots.
+If a row of the fast statement is locked, or the outcomes cannot be sent as text, the full path follows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import timedelta
+from time import perf_counter
+
+from stepwell._core.commit import Commit
+from stepwell._core.reservation import Reservation
+from stepwell._core.status import STATUSES, Hold, Status
+from stepwell._core.store_errors import Contention, Misfit, Refusal
+from stepwell._store import await_units, children, operators, signals
+from stepwell._store.await_units import Dropped, Resolved
+from stepwell._store.connection.pool import Database, Queryable, Session
+from stepwell._store.operations.commit_result import CommitResult, Committed, FastCommitResult
+from stepwell._store.operations.encoding import encode_commits, encode_simple, numbers
+from stepwell._store.operations.start import start_children, start_in_pages
+
+FEW = 16  # simple outcomes, which need no statement of their own beside others
+AFTER_LOCK = 1.0  # seconds of the full path after a row was locked: it may not be the only one
+AFTER_CONTINUATIONS = 1.0  # seconds in which ends are counted apart: those of continuations count at await units
+MOST_REMEMBERED = 10_000  # outcomes that the fast statement left out
+
+
+class NotWritten(Exception):
+    """Children were inserted before an outcome, and its claim no longer holds, or its row is locked."""
+
+
+class _Undone(Exception):
+    """What was written to try it is undone."""
+
+
+class CommitPaths:
+    """What earlier commits of a committer found. Only `commit` reads and writes it."""
+
+    __slots__ = ("counts_apart_until", "full_until", "left_out")
+
+    def __init__(self, *, full_until: float = 0.0) -> None:
+        self.full_until = full_until
+        self.counts_apart_until = 0.0  # ends of children, in a transaction of several statements
+        self.left_out: set[int] = set()  # instances of outcomes that the fast statement did not commit
+
+    def leave_out(self, commits: Iterable[Commit]) -> None:
+        """Let the full path have these next."""
+        if len(self.left_out) > MOST_REMEMBERED:
+            self.left_out.clear()
+        self.left_out.update([commit.claim.id for commit in commits])
+
+    def forget(self, commits: Iterable[Commit]) -> None:
+        """The full path had these."""
+        if self.left_out:
+            self.left_out.difference_update([commit.claim.id for commit in commits])
+
+    def split(self, commits: Sequence[Commit]) -> tuple[Sequence[Commit], Sequence[Commit]]:
+        """The outcomes for the fast statement, if there are any, and the rest."""
+        if perf_counter() < self.full_until:
+            return (), commits
+        if self.left_out and any(commit.claim.id in self.left_out for commit in commits):
+            return (), commits
+        simple = [commit for commit in commits if commit.is_simple]
+        if len(simple) == len(commits):
+            return commits, ()
+        if len(simple) <= FEW:
+            return (), commits
+        return simple, [commit for commit in commits if not commit.is_simple]
+
+
+async def commit(
+    db: Database, commits: Sequence[Commit], paths: CommitPaths, *, lock_timeout: timedelta | None = None,
+    reserved: Reservation | None = None,
+) -> CommitResult:  # fmt: skip
+    """Commit outcomes of different instances together; `rest` is left for another call.
+
+    After `lock_timeout` a wait for a lock raises Contention, and nothing is committed. `reserved`: slots of the worker
+    for children that are inserted already claimed.
+    """
+    began, era = perf_counter(), db.era
+    simple, rest = paths.split(commits) if lock_timeout is None else ((), commits)
+    result = await _commit_fast(db, simple, paths) if simple else None
+    db.check_era(era)  # after a failover the claims do not hold: no second statement
+    if result is None:
+        try:
+            result = await _commit_full(db, commits, lock_timeout, reserved)
+        except (Refusal, Misfit):
+            if len(commits) == 1:
+                paths.forget(commits)
+            raise
+        paths.forget(commits)
+    elif rest:
+        result.rest = [*result.rest, *rest]
+    if result.has_items:
+        paths.counts_apart_until = perf_counter() + AFTER_CONTINUATIONS
+    result.took = perf_counter() - began
+    return result
+
+
+async def _commit_fast(db: Database, commits: Sequence[Commit], paths: CommitPaths) -> CommitResult | None:
+    """Commit simple outcomes; None if nothing is committed, and the full path has to do it."""
+    parents = {id_ for commit in commits if commit.claim.parent_id is not None and (id_ := commit.joins) is not None}
+    try:
+        if parents and not (
+            perf_counter() >= paths.counts_apart_until and parents.isdisjoint([commit.claim.id for commit in commits])
+        ):
+            async with db.transaction() as session:
+                return await write(session, commits, fast=True)
+        applied = await _send_fast(db, commits, parents)
+    except Contention:
+        paths.full_until = perf_counter() + AFTER_LOCK
+        return None
+    except (Refusal, Misfit):
+        paths.leave_out(commits)
+        raise
+    if applied is None:
+        return None
+    inboxes, freed = applied.left_inboxes(), applied.freed_queues or []
+    if applied.is_as_meant:
+        return CommitResult([], inboxes, _slots(commits), freed, is_as_meant=True)
+    committed = applied.rows()
+    among = {row.id for row in committed}
+    result = CommitResult(committed, inboxes, _slots([c for c in commits if c.claim.id in among]), freed)
+    if parents and len(among) < len(commits):  # a locked parent: the full path judges these
+        result.rest = [commit for commit in commits if commit.claim.id not in among]
+        paths.leave_out(result.rest)
+    return result
+
+
+async def _send_fast(
+    db: Queryable, commits: Sequence[Commit], parents: Collection[int] = ()
+) -> FastCommitResult | None:
+    """Commit simple outcomes, and count ends of children at the given parents; without these the caller counts. None
+    if they are of several workers, or the separator is in their texts."""
+    worker_id = commits[0].claim.worker_id
+    if not all(commit.claim.worker_id == worker_id for commit in commits):
+        return None
+    texts = encode_simple(commits)
+    if texts is None:
+        return None
+    [row] = await db.fetch("instances/commit_fast", worker_id, len(commits), *texts, numbers([*parents]))
+    return FastCommitResult(commits, *row)
+
+
+async def commit_rows(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
+    """Commit outcomes of any kind, if their claims hold, by one statement, without what follows from them."""
+    rows = await db.fetch("instances/commit", encode_commits(commits))
+    return [
+        Committed(id_, STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
+        for id_, status, queue, hold, *rest in rows
+    ]
+
+
+def _slots(applied: Sequence[Commit]) -> list[str]:
+    """The limits of the slots that these release."""
+    return [limit for commit in applied if (limit := commit.claim.concurrency_limit) is not None]
+
+
+def _left_inboxes(committed: list[Committed]) -> list[int]:
+    return [row.id for row in committed if row.has_inbox and row.status is Status.DONE]
+
+
+async def takes(db: Database, commit: Commit, *, lock_timeout: timedelta) -> bool:
+    """Whether the server accepts this outcome now: it is written and undone. False also if the claim no longer holds,
+    or its row is locked."""
+    try:
+        await _commit_full(db, [commit], lock_timeout, is_trial=True)
+    except _Undone:
+        return True
+    return False
+
+
+async def _commit_full(
+    db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None, reserved: Reservation | None = None,
+    *, is_trial: bool = False,
+) -> CommitResult:  # fmt: skip
+    if not is_trial and all(commit.is_plain for commit in commits):
+        committed = await commit_rows(db, commits)
+        return CommitResult(committed, _left_inboxes(committed))
+    try:
+        async with db.transaction() as session:
+            if lock_timeout is not None:
+                await session.bound_waits(lock_timeout)
+            result = await write(session, commits, reserved=reserved)
+            if is_trial and result.committed:
+                raise _Undone
+            return result
+    except NotWritten:
+        return CommitResult([])
+
+
+async def write(
+    session: Session, commits: Sequence[Commit], *, fast: bool = False, reserved: Reservation | None = None
+) -> CommitResult:
+    """Write outcomes, and all that follows from them, in the transaction of the session.
+
+    With `fast`, slots of limits are left to the caller: no limit is locked while the commit waits for the disk.
+    Raises NotWritten if the children of a single outcome were inserted, and its claim no longer holds.
+    """
+    held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
+    ready = await _with_free_parents(session, commits)
+    result = CommitResult([])
+    if len(ready) == 1 and ready[0].spawns_many:
+        await _spawn_many(session, ready[0], result)
+    result.committed = await _committed(session, ready, fast=fast) if ready else []
+    if result.spawned is not None and not result.committed:
+        raise NotWritten
+    rows = {row.id: row for row in result.committed}
+    applied = [commit for commit in ready if commit.claim.id in rows]
+    await _use_signals(session, applied, rows, result)
+    await _spawn(session, [c for c in applied if c.children], rows, result, reserved)
+    dropped = await _ask(session, applied, rows, result)
+    ends = [(row.joins, row.parent_round or 0) for row in result.committed if row.joins is not None]
+    if ends:
+        result.freed_queues += await children.join(session, ends)
+    result.has_items = any(row.continues is not None for row in result.committed)
+    if result.has_items:
+        settled = await await_units.end_items(
+            session, [(row.continues, row.status is Status.DONE) for row in result.committed]
+        )
+        result.freed_queues += settled.queues
+        result.transports += settled.transports
+        dropped += settled.dropped
+    left = Dropped(held, _slots(applied)) + dropped
+    if fast:
+        result.slots, left = list(left.limits), Dropped(left.keys)
+    # Keys and limits are locked last: a wait above, for a child's key, would delay all that need them.
+    result.freed_queues += await await_units.free(session, left)
+    return result
+
+
+async def _committed(session: Session, commits: list[Commit], *, fast: bool) -> list[Committed]:
+    """Commit by the fast statement with `fast`, and by the full one what it leaves out."""
+    applied = await _send_fast(session, commits) if fast else None
+    if applied is None:
+        return await commit_rows(session, commits)
+    rows = applied.rows()
+    if applied.ids is None:
+        return rows
+    among = frozenset(applied.ids)
+    return rows + await commit_rows(session, [commit for commit in commits if commit.claim.id not in among])
+
+
+async def _with_free_parents(session: Session, commits: Sequence[Commit]) -> list[Commit]:
+    """Leave out ends of children with a locked parent; the committer sends them again."""
+    parents = {commit.joins for commit in commits if commit.joins is not None}
+    if not parents:
+        return list(commits)
+    locked = await children.lock_parents(session, sorted(parents))
+    return [commit for commit in commits if commit.joins is None or commit.joins in locked]
+
+
+async def _use_signals(
+    session: Session, applied: list[Commit], rows: dict[int, Committed], result: CommitResult
+) -> None:
+    consumed = [signal for commit in applied for signal in commit.consumes]
+    if consumed:
+        await signals.consume(session, consumed)
+    ended = [commit.claim.id for commit in applied if commit.status is Status.DONE and rows[commit.claim.id].has_inbox]
+    if ended and await signals.drop(session, ended):
+        result.leftovers += ended
+    parked = [
+        (commit.claim.id, commit.handed)
+        for commit in applied
+        if commit.awaits is not None and rows[commit.claim.id].has_inbox
+    ]
+    if parked:
+        woken = await signals.recheck(session, parked)
+        result.freed_queues += [queue for _, queue in woken]
+
+
+async def _ask(session: Session, applied: list[Commit], rows: dict[int, Committed], result: CommitResult) -> Dropped:
+    """Open await units, close abandoned ones, and resume instances that have all replies already; returns the keys and
+    slots of cancelled items."""
+    dropped = await await_units.close(session, [row.id for row in rows.values() if row.abandons])
+    opened: list[tuple[Commit, int]] = []
+    filled: list[Resolved] = []
+    for commit in applied:
+        unit_id = rows[commit.claim.id].unit_id
+        if commit.asks is None or unit_id is None:
+            continue
+        if commit.asks.interaction is None:
+            filled.append(Resolved(unit_id, 0, 0, is_filled=True))
+        else:
+            opened.append((commit, unit_id))
+            if commit.asks.common.sends:
+                result.transports.append(commit.asks.common.transport)
+    if opened:
+        await await_units.open_(session, opened)
+    if filled:
+        settled = await await_units.settle(session, filled)
+        result.freed_queues += settled.queues
+        dropped += settled.dropped
+    return dropped
+
+
+async def _spawn_many(session: Session, commit: Commit, result: CommitResult) -> None:
+    """Insert very many children of one parent before its outcome is written: its row is locked for one statement only,
+    and a cancel or a signal does not wait for all of them."""
+    children_ = commit.children or ()
+    started = await start_in_pages(session, children_, commit.claim.id, commit.claim.round + 1)
+    result.spawned = [(commit, index, child) for index, child in enumerate(children_)], started
+    await operators.lock(session, [commit.claim.id])  # waits for a lock that is held for a moment only
+
+
+async def _spawn(
+    session: Session, applied: list[Commit], rows: dict[int, Committed], result: CommitResult,
+    reserved: Reservation | None
+) -> None:
+    """Insert children under their parents' locks, and wait only for those that were inserted."""
+    if not applied:
+        return
+    if result.spawned is None:
+        entries = [(commit, index, child) for commit in applied for index, child in enumerate(commit.children or ())]
+        parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
+        inserted = await start_children(session, [child for _, _, child in entries], parents, reserved)
+        result.inserted_claimed = inserted.claims
+        result.spawned = entries, inserted.started
+    entries, started = result.spawned
+    result.freed_queues += [row.queue for row in started[len(result.inserted_claimed) :] if not row.later]
+    result.has_later_children = any(row.later for row in started)
+    counts = {commit.claim.id: 0 for commit in applied}
+    for row in started:
+        counts[entries[row.position][0].claim.id] += 1
+    short = {c.claim.id: counts[c.claim.id] for c in applied if counts[c.claim.id] < len(c.children or ())}
+    if short:
+        result.freed_queues += await children.settle(session, short)

@@ -1,0 +1,108 @@
+"""What a commit returns: a row per outcome, or only how many, and what may run because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
+from stepwell._core.start_request import NewInstance
+from stepwell._core.status import Hold, Status
+from stepwell._store.operations.start import Started
+
+Spawned = tuple[Commit, int, NewInstance]
+"""The commit of a spawn, the index of a child, and the child."""
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """A row after its commit, and what to notify."""
+
+    id: int
+    status: Status
+    queue: str
+    hold: Hold | None
+    watched: bool
+    has_inbox: bool
+    round: int
+    joins: int | None  # the parent at which this end is to be counted
+    parent_round: int | None
+    unit_id: int | None = None  # the await unit it points to
+    abandons: bool = False  # it stops filling the await unit it was filling
+    continues: int | None = None  # the await unit at which the end of this continuation is to be counted
+
+
+@dataclass(slots=True)
+class CommitResult:
+    """What was committed, and what may run because of it."""
+
+    committed: list[Committed]
+    leftovers: list[int] = field(default_factory=list)  # instances that are done, with an inbox still to be dropped
+    slots: list[str] = field(default_factory=list)  # limits of released slots, for `limits.admit_waiting`
+    freed_queues: list[str] = field(default_factory=list)
+    has_later_children: bool = False
+    spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
+    inserted_claimed: Sequence[Claim] = field(default_factory=list)  # children that the worker has claimed already
+    transports: list[str] = field(default_factory=list)  # with something to send
+    is_as_meant: bool = False  # all but `rest` are committed as sent, and nothing waits for them: `committed` is empty
+    rest: Sequence[Commit] = ()  # not committed yet: call `commit` with these
+    has_items: bool = False  # some are ends of continuations
+    took: float = 0.0  # seconds from its sending to its reply: delays began in this time
+
+
+class FastCommitResult(msgspec.Struct, frozen=True):
+    """What the fast statement returns: how many rows it committed, and what it found at which of them."""
+
+    commits: Sequence[Commit]
+    number: int
+    ids: list[int] | None  # of the rows that are committed, if not all are
+    sent_back: list[int] | None  # were to run ahead, and are runnable instead
+    watched: list[int] | None
+    with_inbox: list[int] | None
+    joining: list[int] | None  # ends that are to be counted
+    rounds: list[int | None] | None
+    units: list[int | None] | None
+    freed_queues: list[str] | None  # of parents that may run
+
+    @property
+    def is_as_meant(self) -> bool:
+        """Whether all are committed as sent, and nothing waits for them."""
+        return self.number == len(self.commits) and not (self.sent_back or self.watched or self.joining)
+
+    def left_inboxes(self) -> list[int]:
+        """Instances that are done, with an inbox still to be dropped."""
+        if not self.with_inbox:
+            return []
+        among = frozenset(self.with_inbox)
+        return [c.claim.id for c in self.commits if c.status is Status.DONE and c.claim.id in among]
+
+    def rows(self) -> list[Committed]:
+        """A row for each committed outcome."""
+        commits = self.commits
+        if self.ids is not None:
+            among = frozenset(self.ids)
+            commits = [commit for commit in commits if commit.claim.id in among]
+        sent_back, watched, with_inbox = [
+            frozenset(ids or ()) for ids in (self.sent_back, self.watched, self.with_inbox)
+        ]
+        rows = [
+            Committed(
+                (id_ := commit.claim.id),
+                Status.EXECUTING if commit.goes_on and id_ not in sent_back else commit.status,
+                commit.claim.queue, None, id_ in watched, id_ in with_inbox, commit.claim.round, None, None,
+            )
+            for commit in commits
+        ]  # fmt: skip
+        if not self.joining:
+            return rows
+        ends = dict(zip(self.joining, zip(self.rounds or (), self.units or (), strict=True), strict=True))
+        parents = {commit.claim.id: commit.claim.parent_id for commit in commits}
+        return [_ended(row, parents[row.id], *ends[row.id]) if row.id in ends else row for row in rows]
+
+
+def _ended(row: Committed, parent_id: int | None, round_: int | None, unit_id: int | None) -> Committed:
+    """The end of a child, or of a continuation."""
+    joins = parent_id if unit_id is None else None
+    return msgspec.structs.replace(row, joins=joins, parent_round=round_, continues=unit_id)

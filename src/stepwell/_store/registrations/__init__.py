@@ -1,0 +1,1 @@
+"""What workers register in the database: themselves, their machines and their queues."""

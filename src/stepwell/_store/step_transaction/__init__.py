@@ -1,0 +1,1 @@
+"""Transactions that a step shares with its outcome."""

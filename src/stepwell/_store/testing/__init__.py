@@ -1,0 +1,1 @@
+"""What the test kit needs of the database."""

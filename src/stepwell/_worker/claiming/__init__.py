@@ -1,0 +1,1 @@
+"""Claiming: when a worker claims rows, how many, and what it gives back."""

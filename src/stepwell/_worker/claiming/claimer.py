@@ -1,0 +1,211 @@
+"""Claims rows: as many as there is room for, one statement per queue, when a queue may have some."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from stepwell._core.instance import Claim
+from stepwell._core.store_errors import Conflict, Contention
+from stepwell._lease.lease import Lease
+from stepwell._process import probes
+from stepwell._process.service import Service
+from stepwell._store.connection.pool import Database
+from stepwell._store.operations.claim import MOST_STARTED, Claimed, ClaimPaths, ClaimRequest, claim
+from stepwell._store.registrations.workers import StartedClaims
+from stepwell._worker.claiming.holds import Holds
+from stepwell._worker.claiming.limits import Limiter
+from stepwell._worker.claiming.pauses import Pauses
+from stepwell._worker.claiming.release import ClaimReleaser, WaitingClaims
+from stepwell._worker.commit_queue import MOST_UNCOMMITTED, CommitQueue
+from stepwell._worker.queue_slots import CLOSED, PATIENCE, PAUSED, AllQueueSlots, QueueSlots
+from stepwell.config import Settings
+
+log = logging.getLogger("stepwell")
+
+LARGEST_CLAIM = 1_000
+TRIES = 3
+CONTENDED_PAUSE = 0.01
+
+
+class StepStarter(Protocol):
+    """The starter, as the claimer sees it."""
+
+    def is_still(self, queue_slots: QueueSlots) -> bool: ...
+    def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None: ...
+    def raise_fault(self) -> None: ...
+    async def see_begun(self) -> None: ...
+
+
+class Claimer(Service):
+    """Fills the queue slots. Woken by notifications, by a freed slot and by the timers; it does not poll by itself."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        lease: Lease,
+        all_queue_slots: AllQueueSlots,
+        starter: StepStarter,
+        waiting: WaitingClaims,
+        committers: Sequence[CommitQueue],
+        limiter: Limiter,
+        holds: Holds,
+        releaser: ClaimReleaser,
+        settings: Settings,
+    ) -> None:
+        super().__init__("claimer")
+        self._database = database
+        self._lease = lease
+        self._all_queue_slots = all_queue_slots
+        self._starter = starter
+        self._waiting = waiting
+        self._committers = committers
+        self._limiter = limiter
+        self._holds = holds
+        self._releaser = releaser
+        self._settings = settings
+        self._claim_paths = ClaimPaths()
+        self._locked = Pauses()  # queues whose claim waits for a lock of another transaction
+
+    def hear_work(self, queue: str) -> None:
+        """A notification of work."""
+        if self._all_queue_slots.mark_ready(queue):
+            self.wake()
+
+    def take_offer(self, queue: str, count: int) -> bool:
+        """Work announced in this process: True if there are slots here for all of it."""
+        has_room = self._all_queue_slots.free(queue) >= count
+        if self._all_queue_slots.mark_ready(queue):
+            self.wake()
+        return has_room
+
+    def take_children(self, queue_slots: QueueSlots, claims: Sequence[Claim]) -> None:
+        """Start children that were inserted already claimed; a worker that stops releases them at once."""
+        if queue_slots.access is CLOSED:
+            self._releaser.release_soon(list(claims))
+        else:
+            self._starter.take(queue_slots, claims)
+
+    async def tick(self) -> float | None:
+        self._starter.raise_fault()
+        contended = False
+        for queue_slots in self._all_queue_slots:
+            self._waiting.fill(queue_slots)  # a floor: each change that frees a slot does it
+            keep = queue_slots.most_waiting(self._settings.prefetch)
+            if queue_slots.returning or len(queue_slots.buffer) > keep:
+                await self._releaser.release_waiting(queue_slots, keep, PATIENCE)
+            if queue_slots.ready and queue_slots.access is not PAUSED and self._lease.is_held and not self._stopping:
+                contended |= await self._fill_in_time(queue_slots)
+        if contended:
+            return CONTENDED_PAUSE
+        return self._locked.next_in()
+
+    async def _fill_in_time(self, queue_slots: QueueSlots) -> bool:
+        """Claim from one queue, unless another transaction holds a lock that this needs: other queues do not wait."""
+        if self._locked.has(queue_slots.queue):
+            return False
+        try:
+            contended = await self._fill(queue_slots)
+        except Contention as error:
+            log.debug("claimer: queue %r: %s", queue_slots.queue, error)
+            queue_slots.ready = True
+            self._locked.add(queue_slots.queue)
+            return False
+        self._locked.drop(queue_slots.queue)
+        return contended
+
+    async def _fill(self, queue_slots: QueueSlots) -> bool:
+        """Claim from one queue; True if it had rows that may be claimable in a moment."""
+        room = queue_slots.demand(self._settings.prefetch, self._settings.min_demand)
+        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - sum([committer.waiting for committer in self._committers]))
+        if demand <= 0 or any(committer.is_over_budget for committer in self._committers):
+            return room > 0  # the committers have to catch up first
+        may_start = self._may_start(queue_slots, demand)
+        queue_slots.ready = queue_slots.has_news = False  # before the claim: news sets them again
+        queue_slots.unasked = 0
+        try:
+            answer = await self._claim(queue_slots, demand, may_start=may_start)
+        except BaseException:
+            queue_slots.ready = True
+            raise
+        if answer is None:
+            queue_slots.ready = True
+            return True
+        if probes.hooks:
+            await probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
+            if answer.begun is not None:
+                await probes.reach("executor.begun", ids=list(answer.begun.states))
+        await self._limiter.note(queue_slots.queue, answer)
+        queue_slots.left_behind = answer.last_priority if answer.is_full else None
+        if answer.window:
+            queue_slots.fast_claim_ok = answer.is_simple
+        # other workers have locked all rows that it looked at
+        is_locked_out = queue_slots.turns is not None and answer.missed and not answer.window
+        if answer.is_full or answer.missed:
+            queue_slots.ready = True
+            if not is_locked_out:
+                self.wake()
+        self._take(queue_slots, answer.claims, answer.begun)
+        await self._starter.see_begun()
+        contended = await self._admit(queue_slots, answer)
+        if (answer.busy or answer.foreign) and await self._holds.put(queue_slots.queue, answer):
+            contended = queue_slots.ready = True
+        return contended or is_locked_out
+
+    def _may_start(self, queue_slots: QueueSlots, demand: int) -> bool:
+        """Whether every claimed row may start at once: each has a slot, and nothing else is about to start."""
+        has_slots = queue_slots.turns is None and min(demand, MOST_STARTED) <= queue_slots.free
+        return has_slots and self._starter.is_still(queue_slots)
+
+    def _take(self, queue_slots: QueueSlots, claims: list[Claim], begun: StartedClaims | None = None) -> None:
+        """Give claims to the starter, if their lease still holds; if not, the reaper returns them."""
+        if claims and claims[0].worker_id == self._lease.current:
+            self._starter.take(queue_slots, claims, begun)
+
+    async def _admit(self, queue_slots: QueueSlots, answer: Claimed) -> bool:
+        """Ask the limits about rows that need some, as many as there are slots for: what they admit has to start now,
+        and not when another step has ended. True if some may be claimable in a moment."""
+        queue_slots.is_limited = answer.needs_limits or (queue_slots.is_limited and not answer.window)
+        free = max(0, queue_slots.free)
+        ids = [row.id for row in answer.limited[:free]]
+        if left := answer.limited[free:]:
+            queue_slots.ready, queue_slots.left_behind = True, left[0].priority
+        if not ids:
+            return False
+        try:
+            claims, contended = await self._limiter.admit(queue_slots.queue, ids)
+        except BaseException:
+            queue_slots.ready = True
+            raise
+        queue_slots.ready |= contended
+        self._take(queue_slots, claims)
+        return contended
+
+    async def _claim(self, queue_slots: QueueSlots, demand: int, *, may_start: bool) -> Claimed | None:
+        if probes.hooks:
+            await probes.reach("claimer.before_claim", queue=queue_slots.queue)
+        turns = queue_slots.turns
+        request = ClaimRequest(
+            worker_id=self._lease.worker_id, queue=queue_slots.queue, limit=demand,
+            labels=self._holds.labels, passed_over=self._holds.others, may_start=may_start,
+            turns=None if turns is None else turns.after, first_share=0 if turns is None else turns.start,
+        )  # fmt: skip
+        for _ in range(TRIES):
+            try:
+                claimed = await self._claim_once(request)
+            except Conflict:  # another worker claimed the same concurrency key in the same moment
+                continue
+            if turns is not None and claimed.turned is not None:
+                turns.note(claimed.turned)
+            return claimed
+        return None
+
+    async def _claim_once(self, request: ClaimRequest) -> Claimed:
+        """Claim; while the claim may mark rows started, no slots are reserved for other rows."""
+        self._all_queue_slots.claims_started = request.may_start
+        try:
+            return await claim(self._database, request, self._claim_paths)
+        finally:
+            self._all_queue_slots.claims_started = False

@@ -1,0 +1,1 @@
+"""Committing: group commit of outcomes, and what follows from it."""

@@ -1,0 +1,76 @@
+"""Publishes what a commit makes possible: to claimers, timers, clients that wait, and hooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from stepwell._core.commit import Commit
+from stepwell._core.status import Hold, Status
+from stepwell._hooks.emitter import Emitter
+from stepwell._notify.notifier import Notifier
+from stepwell._store.operations.commit_result import CommitResult
+from stepwell._worker.wakeups import Wakeups
+
+
+class Announcer:
+    """Tells this process and the others what is durable. Hints only: polling is the floor."""
+
+    def __init__(self, notifier: Notifier, emitter: Emitter, wakeups: Wakeups) -> None:
+        self._notifier = notifier
+        self._emitter = emitter
+        self._wakeups = wakeups
+
+    def committed(self, commits: Iterable[Commit], result: CommitResult) -> None:
+        """Publish what the reply to a batch of these commits says."""
+        wakes = Counter(result.freed_queues)
+        if result.has_later_children:
+            self._notifier.notify_due()
+        by_id = {commit.claim.id: commit for commit in commits}
+        for row in result.committed:
+            if row.status is Status.EXECUTING:  # it continues here, and nothing waits for that
+                continue
+            commit = by_id[row.id]
+            if row.status is Status.RUNNABLE and row.hold is None:
+                wakes[row.queue] += 1
+            elif row.hold is Hold.DUE:
+                self._wakeups.due_in(commit.delay.total_seconds() - result.took)
+            elif commit.patience is not None:
+                self._wakeups.due_in(commit.patience.total_seconds() - result.took)
+            if row.watched and row.status.is_settled:
+                self._notifier.notify_settled(row.id)
+        for queue, count in wakes.items():
+            self._notifier.notify_work(queue, count)
+        for transport in set(result.transports):
+            self._notifier.notify_dispatch(transport)
+        self._emitter.committed(by_id, result)
+
+    def as_meant(self, commits: Sequence[Commit]) -> None:
+        """Publish simple commits that were written as their outcomes say, and for which no client waits."""
+        back = Counter(
+            [commit.claim.queue for commit in commits if not commit.goes_on and commit.status is Status.RUNNABLE]
+        )
+        for queue, count in back.items():
+            self._notifier.notify_work(queue, count)
+        self._emitter.as_meant(commits)
+
+    def may_run(self, queues: Iterable[str]) -> None:
+        """Publish that rows of these queues may run."""
+        for queue, count in Counter(queues).items():
+            self._notifier.notify_work(queue, count)
+
+    def applied(self, commit: Commit) -> None:
+        """Publish what the lost reply to a commit would have said."""
+        if commit.delay or commit.patience:
+            self._wakeups.due_in((commit.patience or commit.delay).total_seconds())
+        if commit.asks is not None and commit.asks.common.sends:
+            self._notifier.notify_dispatch(commit.asks.common.transport)
+        for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
+            self._notifier.notify_work(queue)
+        if commit.status.is_settled:
+            self._notifier.notify_settled(commit.claim.id)
+        self._emitter.applied(commit)
+
+    def stale(self, commit: Commit) -> None:
+        """Publish that an outcome was dropped, because its claim no longer held."""
+        self._emitter.stale(commit)

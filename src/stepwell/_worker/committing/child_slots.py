@@ -1,0 +1,74 @@
+"""Slots for children that are about to be inserted: they are inserted already claimed by the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from stepwell._core.commit import Commit
+from stepwell._core.instance import Claim
+from stepwell._core.reservation import Reservation
+from stepwell._core.start_request import NewInstance
+from stepwell._lease.lease import Lease
+from stepwell._notify.notifier import Notifier
+from stepwell._worker.commit_queue import MOST_UNCOMMITTED, CommitQueue
+from stepwell._worker.queue_slots import AllQueueSlots
+from stepwell._worker.wakeups import Wakeups
+
+
+class ChildSlots:
+    """If this worker has a slot for a child, and nothing waits before it, nobody has to find and claim its row.
+
+    No claim takes these slots meanwhile. Children beyond them, or with further requirements, are claimed by any worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        all_queue_slots: AllQueueSlots,
+        lease: Lease,
+        labels: Collection[str],
+        committer: CommitQueue,
+        notifier: Notifier,
+        wakeups: Wakeups,
+    ) -> None:
+        self._all_queue_slots = all_queue_slots
+        self._lease = lease
+        self._labels = frozenset(labels)
+        self._committer = committer
+        self._notifier = notifier
+        self._wakeups = wakeups
+
+    def reserve(self, commits: Sequence[Commit]) -> Reservation | None:
+        """Keep slots for the children of these commits; the statement checks whether they are uniform.
+
+        None if there are no slots to keep, or if nothing may start that was not claimed.
+        """
+        children = [child for commit in commits for child in commit.children or ()]
+        if not children or not self._is_fit(children[0]) or any(commit.commits_alone for commit in commits):
+            return None
+        queue, worker_id, committer = children[0].queue, self._lease.current, self._committer
+        queue_slots = self._all_queue_slots.find(queue)
+        if queue_slots is None or worker_id is None or self._all_queue_slots.claims_started:
+            return None
+        if committer.is_over_budget or committer.waiting >= MOST_UNCOMMITTED:
+            return None
+        slots = queue_slots.reserve(len(children))
+        return Reservation(queue, slots, worker_id) if slots else None
+
+    def _is_fit(self, child: NewInstance) -> bool:
+        """Whether it requires nothing but a worker of this version, now."""
+        return (
+            child.delay is None and child.at is None and child.concurrency_key is None and child.needs is None
+            and f"{child.machine}@{child.version}" in self._labels
+        )  # fmt: skip
+
+    def settle(self, reserved: Reservation, inserted_claimed: Sequence[Claim]) -> None:
+        """Give the reserved slots to the children that were inserted claimed; the others are free again."""
+        queue_slots = self._all_queue_slots[reserved.queue]
+        queue_slots.unreserve(reserved.slots, len(inserted_claimed))
+        if inserted_claimed and reserved.worker_id == self._lease.current:
+            self._wakeups.children_claimed(queue_slots, inserted_claimed)
+        elif inserted_claimed:
+            self._notifier.notify_idle()  # the lease has ended: the reaper returns them
+        if queue_slots.ready and len(inserted_claimed) < reserved.slots:
+            self._wakeups.work_available()  # a notification that came meanwhile may have found no slot

@@ -1,0 +1,1 @@
+"""Running: from a claim to the outcome of its step."""

@@ -1,0 +1,228 @@
+"""Asks one question per item: pulls items in chunks, and appends each chunk durably before the next is pulled.
+
+A step that is run again after a crash gives its items again: those that were asked are compared with what is stored,
+and passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from stepwell._core.await_unit import Common, NewInteraction, apart, new_interaction
+from stepwell._core.store_errors import Refusal
+from stepwell._core.transition import common_of, target
+from stepwell._notify.notifier import Notifier
+from stepwell._process import probes
+from stepwell._store import await_units
+from stepwell._store.await_units import Appended, Filling
+from stepwell._store.connection.pool import Database
+from stepwell._worker.running.invoke import Invoker
+from stepwell._worker.running.step_run import Run, check_shape
+from stepwell._worker.wakeups import Wakeups
+from stepwell.errors import AwaitTimeout, InvalidOutcome, ItemFailed, RefusedByDatabase, SourceChanged
+from stepwell.outcomes import AskEach, Next
+
+log = logging.getLogger("stepwell")
+
+T = TypeVar("T")
+Ended: TypeAlias = AwaitTimeout | ItemFailed | SourceChanged
+
+CHUNK = 500  # items of one transaction
+LARGEST_TEXT = 4_000_000  # of the requests in one transaction, as far as they are not larger
+
+
+class IncrementalAsk:
+    """Fills the units of `Ask.each`. Memory holds one chunk, however many items there are."""
+
+    def __init__(
+        self, database: Database, invoker: Invoker, notifier: Notifier, wakeups: Wakeups
+    ) -> None:
+        self._database = database
+        self._invoker = invoker
+        self._notifier = notifier
+        self._wakeups = wakeups
+
+    async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next | Ended:
+        """Ask about every item; what is left to commit is the park, what follows if there were no items, or the end:
+        the time of a question was over, or an item has failed, before the last one was asked; or the source gives other
+        items than before."""
+        source = _source(outcome.items, run, self._invoker)
+        try:
+            return await self._fill(run, outcome, source)
+        finally:
+            await source.close()
+
+    async def check_shape(self, run: Run) -> None:
+        """Raise Unfit if an earlier attempt has asked about some items, and the pipeline has another shape now. A run
+        that has asked nothing may begin in any."""
+        if run.definition.is_pipeline and run.claim.attempt:
+            check_shape(run, await self._through_outages(run, lambda: await_units.item_step(self._database, run.claim)))
+
+    async def _fill(self, run: Run, outcome: AskEach, source: _Source) -> AskEach | Next | Ended:
+        common = common_of(outcome, run.claim.step, run.surroundings.registry)
+        target(run.definition, "then", outcome.then)  # before anybody is asked
+        asked = await self._asked_before(run)
+        place, is_over = 0, False
+        while not is_over:
+            items = await source.pull(CHUNK)
+            is_over = len(items) < CHUNK
+            for chunk in _chunks(items, place, common, run.surroundings.max_payload):
+                appended = await self._append(run, common, place, chunk)
+                if appended is None:
+                    return outcome  # the claim is lost: its commit will be stale
+                if (ended := _end(run, common, appended)) is not None:
+                    return ended
+                place += len(chunk)
+            items = []  # while the next ones are pulled, these are not held
+            await asyncio.sleep(0)
+        if place < asked:
+            appended = await self._append(run, common, place, [])
+            return (appended and _end(run, common, appended)) or outcome
+        return outcome if place else Next(outcome.then, state=outcome.state)
+
+    async def _asked_before(self, run: Run) -> int:
+        """How many questions an earlier attempt of this step has asked."""
+        if not run.claim.attempt:
+            return 0
+        held = await self._through_outages(run, lambda: self._hold(run))
+        return 0 if held is None else held.opened
+
+    async def _hold(self, run: Run) -> Filling | None:
+        async with self._database.transaction() as session:
+            return await await_units.hold(session, run.claim)
+
+    async def _append(self, run: Run, common: Common, first: int, chunk: list[NewInteraction]) -> Appended | None:
+        """Ask about some items, or about none where the source has ended; None if the claim is lost."""
+        appended = await self._through_outages(run, lambda: self._append_once(run, common, first, chunk))
+        if appended is None:
+            return None
+        if appended.number and probes.hooks:
+            await probes.reach("ask_each.appended", id=run.claim.id, number=appended.number)
+        if appended.out and common.sends:
+            self._notifier.notify_dispatch(common.transport)
+        if appended.out and common.timeout is not None:
+            self._wakeups.due_in(common.timeout.total_seconds())
+        return appended
+
+    async def _through_outages(self, run: Run, act: Callable[[], Awaitable[T]]) -> T:
+        """Do it when the database is there: an outage is no fault of the step. What has landed is not done twice."""
+        async def once() -> T:
+            try:
+                return await act()
+            except Refusal as error:
+                raise RefusedByDatabase(str(error)) from error
+
+        return await self._database.outages.outlast(f"ask_each of {run.claim.label}", once)
+
+    async def _append_once(self, run: Run, common: Common, first: int, chunk: list[NewInteraction]) -> Appended | None:
+        async with self._database.transaction() as session:
+            held = await await_units.hold(session, run.claim)
+            return None if held is None else await await_units.append(session, run.claim, held.unit_id, common, first,
+                                                                      chunk)
+
+
+def _end(run: Run, common: Common, appended: Appended) -> Ended | None:
+    """How a filling has ended before its last item, if it has."""
+    name = run.definition.name
+    if appended.timed_out is not None:
+        return AwaitTimeout(name, common.step, appended.timed_out)
+    if appended.ended is not None:
+        return ItemFailed(name, common.step, run.claim.id)
+    if appended.differs is not None and appended.asked is not None:
+        asked, given = apart(appended.asked, appended.given or "")
+        return SourceChanged(name, common.step, appended.differs, asked, None if appended.given is None else given)
+    return None
+
+
+def _chunks(items: list[Any], first: int, common: Common, max_payload: int) -> Iterator[list[NewInteraction]]:
+    """Questions about items, as many at a time as fit into one transaction."""
+    chunk: list[NewInteraction] = []
+    text = 0
+    for place, item in enumerate(items, first):
+        asked = new_interaction(item, common, max_payload, f"items[{place}]")
+        if chunk and text + len(asked.request) > LARGEST_TEXT:
+            yield chunk
+            chunk, text = [], 0
+        chunk.append(asked)
+        text += len(asked.request)
+    if chunk:
+        yield chunk
+
+
+class _Source(Protocol):
+    """Where items come from."""
+
+    async def pull(self, number: int) -> list[Any]: ...
+    async def close(self) -> None: ...
+
+
+def _source(items: Any, run: Run, invoker: Invoker) -> _Source:
+    """How to pull the next so many items: those of a sync step in a thread."""
+    if isinstance(items, AsyncIterable):
+        return _Awaited(items)
+    if not isinstance(items, Iterable) or isinstance(items, str | bytes):
+        raise InvalidOutcome("items", f"expected items to ask about, got {type(items).__name__}")
+    return _Plain(items, run, invoker)
+
+
+class _Awaited:
+    def __init__(self, items: AsyncIterable[Any]) -> None:
+        self._iterator = aiter(items)
+
+    async def pull(self, number: int) -> list[Any]:
+        pulled: list[Any] = []
+        async for item in self._iterator:
+            pulled.append(item)
+            if len(pulled) == number:
+                break
+        return pulled
+
+    async def close(self) -> None:
+        """Let a generator clear up, wherever it stands: who can not be asked about the rest holds no file open."""
+        close = getattr(self._iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class _Plain:
+    def __init__(self, items: Iterable[Any], run: Run, invoker: Invoker) -> None:
+        self._iterator = iter(items)
+        self._run = run
+        self._invoker = invoker
+        self._in_use = threading.Lock()
+        self._is_over = False
+
+    async def pull(self, number: int) -> list[Any]:
+        pulled = await self._call(self._pull, number)
+        assert isinstance(pulled, list)  # noqa: S101 - it is what `_pull` returns
+        return pulled
+
+    async def close(self) -> None:
+        """As above. If this one was given up while a thread pulls, that one closes it when it is through."""
+        self._is_over = True
+        if hasattr(self._iterator, "close"):
+            await self._call(self._close)
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> object:
+        if self._run.step.is_async:
+            return function(*args)
+        return await self._invoker.call(self._run.claim, self._run.step, function, False, *args)
+
+    def _pull(self, number: int) -> list[Any]:
+        with self._in_use:
+            pulled = list(islice(self._iterator, number))
+        if self._is_over:
+            self._close()
+        return pulled
+
+    def _close(self) -> None:
+        if self._in_use.acquire(blocking=False):
+            try:
+                self._iterator.close()  # type: ignore[attr-defined]  # only what has it is closed
+            finally:
+                self._in_use.release()

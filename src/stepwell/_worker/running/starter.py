@@ -1,0 +1,183 @@
+"""Takes claims: when they have slots, marks them started in the database, and only then lets their steps run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+
+from stepwell._core.instance import Claim
+from stepwell._core.store_errors import Outage
+from stepwell._process import probes
+from stepwell._process.stats import Stats
+from stepwell._store.connection.pool import Database
+from stepwell._store.registrations import workers
+from stepwell._store.registrations.workers import StartedClaims
+from stepwell._worker.active_claims import ActiveClaims
+from stepwell._worker.commit_queue import AT_ONCE
+from stepwell._worker.queue_slots import CLOSED, PATIENCE, AllQueueSlots, QueueSlots
+from stepwell._worker.running.inputs import Inputs, load
+from stepwell._worker.running.ready_queue import ReadyQueue
+from stepwell._worker.wakeups import Wakeups
+
+log = logging.getLogger("stepwell")
+
+
+class Starter:
+    """From the reply of a claim to the start of its step. `ReadyQueue` decides which claim starts when.
+
+    Claims are marked started in tasks, one per queue at a time, so that more can be claimed meanwhile.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        active_claims: ActiveClaims,
+        all_queue_slots: AllQueueSlots,
+        stats: Stats,
+        wakeups: Wakeups,
+    ) -> None:
+        self._database = database
+        self.ready_queue = ReadyQueue(all_queue_slots, active_claims, self, wakeups)
+        self._active_claims = active_claims
+        self._all_queue_slots = all_queue_slots
+        self._stats = stats
+        self._wakeups = wakeups
+        self._beginnings: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()  # one batch is marked started and launched at a time
+        self._latest_claim: datetime | None = None
+        self._fault: Exception | None = None  # raised in the claimer's next tick
+        self._is_failing = False  # since the last batch that started
+
+    def is_still(self, queue_slots: QueueSlots) -> bool:
+        """Whether all that is claimed from this queue would start at once: nothing runs in it, nothing waits or starts
+        in any queue, and the last claim has left nothing."""
+        is_busy = queue_slots.running or queue_slots.away or queue_slots.returning
+        is_busy = is_busy or any(each.reserved for each in self._all_queue_slots)
+        return not (
+            is_busy or queue_slots.left_behind is not None or self._beginnings or self.ready_queue.waiting_ids()
+        )
+
+    def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None:
+        """Take the claims of one statement: start what has a slot, keep the rest in the buffer. What was marked started
+        by its claim runs, unless its slots are gone because the worker stops."""
+        taken = deque(self._active_claims.add(claims))
+        self._stats.claimed += len(taken)
+        if len(taken) < len(claims):
+            arrived = {claim.id for claim in taken}
+            for claim in claims:
+                if claim.id not in arrived:
+                    log.warning("starter: %s: its claim came after it was given back", claim.label)
+        self.ready_queue.released(claims)  # released rows may be claimed again
+        latest = claims[-1].claimed_at
+        self._latest_claim = max(latest, self._latest_claim or latest)
+        if begun is not None and len(taken) <= queue_slots.free and queue_slots.access is not CLOSED:
+            queue_slots.running += len(taken)
+            self._launch(taken, begun, Inputs(begun.inboxes, begun.units), claims[-1].worker_id)
+            self._is_failing = False
+        else:
+            self.ready_queue.put(queue_slots, taken)
+            if queue_slots.buffer and not queue_slots.has_look:
+                self.look_after(queue_slots)
+
+    def look_after(self, queue_slots: QueueSlots) -> None:
+        """Wake the claimer now and then while claims find no slot, to continue or to start. If none of them has started
+        since the last look, the steps are not short, even if the first ones were."""
+        if queue_slots.has_look:
+            if queue_slots.buffer and queue_slots.makes_no_progress and not queue_slots.is_beginning:
+                queue_slots.steps_are_short = False
+            self._wakeups.work_available()
+        queue_slots.makes_no_progress = True
+        queue_slots.has_look = bool(queue_slots.returning or queue_slots.buffer)
+        if queue_slots.has_look:
+            asyncio.get_running_loop().call_later(PATIENCE, self.look_after, queue_slots)
+
+    def raise_fault(self) -> None:
+        """Raise the error that kept claims from starting since the last look: the claimer backs off."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    async def see_begun(self) -> None:
+        """After an error, wait until the next claims have started, or raise their error too: so a backoff grows."""
+        if self._is_failing:
+            await self.all_begun()
+            self.raise_fault()
+
+    async def all_begun(self, patience: float | None = None) -> None:
+        """Wait until what has a slot has started, at most `patience` seconds."""
+        if self._beginnings:
+            await asyncio.wait(self._beginnings, timeout=patience)
+
+    def begin(self, queue_slots: QueueSlots, claims: list[Claim]) -> None:
+        """Start these claims, which have slots now."""
+        beginning = asyncio.create_task(self._begin_safely(queue_slots, claims), name="stepwell begin")
+        self._beginnings.add(beginning)
+        beginning.add_done_callback(self._beginnings.discard)
+
+    async def _begin_safely(self, queue_slots: QueueSlots, starters: list[Claim]) -> None:
+        try:
+            async with self._turn:
+                await self._begin(queue_slots, starters)
+        except Exception as error:  # noqa: BLE001 - it is raised again in the claimer, which backs off
+            log.debug("starter: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
+            if isinstance(error, Outage):
+                self._database.outages.failed_once("beginnings", error)
+            self._fault, self._is_failing = error, True
+        self.ready_queue.end_beginning(queue_slots)
+
+    async def _begin(self, queue_slots: QueueSlots, starters: list[Claim]) -> None:
+        """Start ordinary claims together, and one crash suspect after the other."""
+        claims = self.ready_queue.line_up(queue_slots, starters)
+        left = deque(claims)
+        try:
+            if claims and (noted := await self._note(claims)) is not None:
+                await self._launch_all(left, *noted)
+                queue_slots.steps_are_short = self._are_over(claims[: len(claims) // 2])
+                self._is_failing = False
+        finally:
+            for claim in left:  # no longer active: the heartbeat releases them within a beat
+                self.ready_queue.let_go(claim)
+
+    async def _note(self, claims: list[Claim]) -> tuple[StartedClaims, Inputs] | None:
+        """Mark claims started, and load their inputs; None if the lease has ended."""
+        assert self._latest_claim is not None  # noqa: S101 - `take` has set it
+        begin = workers.mark_started(self._database, self._latest_claim, self.ready_queue.waiting_ids(), claims)
+        if any(claim.has_inbox or claim.round or claim.unit_id for claim in claims):
+            begun, loaded = await asyncio.gather(begin, load(self._database, claims))
+        else:
+            begun, loaded = await begin, Inputs()
+        if begun is None:
+            self._wakeups.lease_lost(claims[-1].worker_id)
+            return None
+        if probes.hooks:
+            await probes.reach("executor.begun", ids=list(begun.states))
+        return begun, loaded
+
+    async def _launch_all(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs) -> None:
+        worker_id = left[-1].worker_id
+        while left:
+            self._launch(left, begun, loaded, worker_id)
+            if left:
+                await asyncio.sleep(0)  # what was launched runs, and is committed while the rest runs
+
+    def _launch(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs, worker_id: int) -> None:
+        for _ in range(min(AT_ONCE, len(left))):
+            claim = left.popleft()
+            state = begun.states.get(claim.id)
+            if state is None or claim.worker_id != worker_id:
+                self.ready_queue.let_go(claim)  # lost before it was marked started, or of a lease that has ended
+                continue
+            active = self.ready_queue.start(claim)
+            if active is not None:
+                self._wakeups.step_ready(active, loaded.beside(claim.id, state, unchecked=claim.id in begun.unchecked))
+
+    def _are_over(self, claims: list[Claim]) -> bool:
+        """Whether the first steps of some of these have ended, and none runs now: the others wait for their turn."""
+        active_claims = [active for claim in claims if (active := self._active_claims.get(claim.id)) is not None]
+        left = [active for active in active_claims if active.free_slot is self.ready_queue.free_slot
+                and not active.steps_ahead]
+        return len(left) < len(claims) and all(active.task is None for active in left)

@@ -1,0 +1,132 @@
+"""Calls the author's step or `handle`, and makes the commit of what it returns or raises."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec.structs import replace
+
+from stepwell._core.commit import Commit
+from stepwell._process.stats import Stats
+from stepwell._worker.active_claims import ActiveClaim
+from stepwell._worker.running.ask_each import Ended, IncrementalAsk
+from stepwell._worker.running.invoke import Invoker
+from stepwell._worker.running.step_batch import own_task
+from stepwell._worker.running.step_run import Run
+from stepwell._worker.running.transactional import TransactionalRunner
+from stepwell.context import Context
+from stepwell.errors import InvalidOutcome
+from stepwell.outcomes import AskEach
+
+
+class Misdirected(Exception):
+    """A step was cancelled by mistake: other code kept the task of a step that ran in it before."""
+
+
+class StepCalls:
+    """From a run to its commit. What a step raises goes to `handle`; an error of `handle` fails the instance.
+
+    The only place, besides the service loop, that catches everything.
+    """
+
+    def __init__(
+        self,
+        invoker: Invoker,
+        incremental_ask: IncrementalAsk,
+        transactional_runner: TransactionalRunner | None,
+        stats: Stats,
+    ) -> None:
+        self.invoker = invoker
+        self._incremental_ask = incremental_ask
+        self._transactional_runner = transactional_runner
+        self._stats = stats
+
+    async def decide(self, active: ActiveClaim, run: Run) -> Commit | None:
+        """The commit of a step that is not ordinary; None if its own transaction has committed it."""
+        if run.ended is not None:
+            return run.failure(run.ended)
+        if run.obstacle is not None:  # there is no state, or no reply, to run the step with
+            return await self.handled(active, run, run.obstacle)
+        return await self._transact(active, run)
+
+    async def attempt(self, active: ActiveClaim, run: Run) -> Commit:
+        """Run the step; an error, or an invalid outcome, goes to `handle`."""
+        ctx, outcome = run.context(), None
+        self._stats.steps += 1
+        try:
+            step = run.step
+            if step.is_async and step.timeout is None:
+                outcome = await step.function(run.definition.owner, ctx)
+            else:
+                outcome = await self.invoker.call(
+                    run.claim, step, step.function, step.is_async, run.definition.owner, ctx
+                )
+            if isinstance(outcome, AskEach):
+                return await self._filled(run, outcome, ctx)
+            return run.commit(outcome, ctx)
+        except BaseException as error:
+            if active.abandoned:
+                raise
+            _clear_cancellation(active, error, run)
+            was_filling = isinstance(outcome, AskEach)
+            commit = await self.handled(active, run, error, was_filling=was_filling)
+            return replace(commit, has_filled=True) if was_filling else commit
+
+    async def _filled(
+        self, run: Run, outcome: AskEach, ctx: Context[Any], error: BaseException | None = None,
+        *, was_filling: bool = False,
+    ) -> Commit:  # fmt: skip
+        """The commit of an Ask.each, when all its interactions are stored."""
+        if was_filling:  # it would continue with the interactions of the Ask.each that failed
+            raise InvalidOutcome("outcome", "handle can not Ask.each where an Ask.each of the step has failed; go on "
+                                 "at a step that asks")
+        filled = await self._incremental_ask.fill(run, outcome)
+        if isinstance(filled, Ended):
+            return replace(run.failure(filled), has_filled=True)
+        commit = run.commit(filled, ctx, error)
+        return replace(commit, has_filled=True)
+
+    async def _transact(self, active: ActiveClaim, run: Run) -> Commit | None:
+        """Run the step and commit its outcome in one transaction; None if that is done, else the commit of `handle`."""
+        assert self._transactional_runner is not None  # noqa: S101 - the worker has one if any step is transactional
+        self._stats.steps += 1
+        try:
+            await self._transactional_runner.run(active, run)
+        except BaseException as error:
+            if active.abandoned:
+                raise
+            _clear_cancellation(active, error, run)
+            return await self.handled(active, run, error)
+        return None
+
+    async def handled(self, active: ActiveClaim, run: Run, error: BaseException, *,
+                      was_filling: bool = False) -> Commit:
+        """Call `handle`, which sees the state as it was loaded; if it fails too, the instance fails."""
+        ctx = run.context_of_handle()
+        definition = run.definition
+        try:
+            how = definition.handle_is_async
+            outcome = await self.invoker.call(run.claim, run.step, definition.handle, how, error, ctx)
+            if not isinstance(outcome, AskEach):
+                return run.commit(outcome, ctx, error)
+            return await self._filled(run, outcome, ctx, error, was_filling=was_filling)
+        except BaseException as second:
+            if active.abandoned:
+                raise
+            _clear_cancellation(active, second)
+            if second is not error and second.__context__ is None:
+                second.__context__ = error
+            return run.failure(second)
+
+
+def _clear_cancellation(active: ActiveClaim, error: BaseException, run: Run | None = None) -> None:
+    """A step that raised CancelledError itself did not cancel the engine's task. If the task was cancelled and is
+    shared, it is unknown which step was meant: a step that can run again then runs in a task of its own."""
+    if isinstance(error, asyncio.CancelledError):
+        active.was_cancelled, task = True, own_task()
+        is_cancelled = task.cancelling() > 0
+        while task.cancelling():
+            task.uncancel()
+        if is_cancelled and active.shares_task and run is not None and run.step.is_async:  # a thread would run on
+            raise Misdirected from error

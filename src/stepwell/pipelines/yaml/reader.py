@@ -1,0 +1,329 @@
+"""Reads a YAML file key by key: problems are collected with their lines, and unread keys are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepwell.errors import InvalidPipeline, MissingExtra
+from stepwell.pipelines.problems import PipelineProblem
+
+LONGEST = timedelta(days=36_500)
+DEEPEST = 50  # mappings and lists inside one another
+
+
+class Findings:
+    """The problems of one file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.pipeline: str | None = None  # set when its name is read
+        self.problems: list[PipelineProblem] = []
+        self.notes: list[PipelineProblem] = []  # ignored keys, in a file that may be right
+        self._flat: set[int] = set()
+
+    def is_flat(self, node: Any) -> bool:
+        """Whether this mapping was read before, through another alias: then it already has the merged keys."""
+        was_read = id(node) in self._flat
+        self._flat.add(id(node))
+        return was_read
+
+    def add(self, problem: str, *, line: int | None = None, step: str | None = None, key: str | None = None) -> None:
+        self.problems.append(PipelineProblem(problem, self.pipeline, step, key, self.file, line))
+
+    def raise_any(self) -> None:
+        """Raise all of them together, from the top of the file to its end."""
+        if self.problems:
+            raise InvalidPipeline(sorted(self.problems, key=lambda problem: problem.line or 0))
+
+
+class Section:
+    """One mapping of a file. `path` is the prefix of its keys in problems: "await.transport."."""
+
+    def __init__(self, loader: Any, node: Any, findings: Findings, *, path: str = "", step: str | None = None) -> None:
+        self._loader = loader
+        self._findings = findings
+        self._path = path
+        self._asked: dict[str, None] = {}  # in the order of reading
+        self.step = step
+        self.line: int = node.start_mark.line + 1
+        self._nodes: dict[str, Any] = dict(self._read_keys(node))
+
+    def problem(self, problem: str, key: str | None = None) -> None:
+        """Report a problem of this mapping, or of one of its keys."""
+        line = self.line_of(key) if key is not None else self.line
+        named = self._path.removesuffix(".") if key is None else f"{self._path}{key}"
+        self._findings.add(problem, line=line, step=self.step, key=named or None)
+
+    @property
+    def problems(self) -> int:
+        """How many problems the whole file has so far."""
+        return len(self._findings.problems)
+
+    def line_of(self, key: str) -> int:
+        node = self._nodes.get(key)
+        return self.line if node is None else int(node.start_mark.line) + 1
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there; `key:` without a value is."""
+        self._asked[key] = None
+        return key in self._nodes
+
+    def refuse(self, key: str, why: str) -> None:
+        """Refuse a key, with a reason."""
+        if key in self._nodes:
+            self.problem(why, key)
+            del self._nodes[key]
+
+    def refuse_all(self, keys: Mapping[str, str]) -> None:
+        """Refuse keys that have no counterpart here, each with what to do."""
+        for key, why in keys.items():
+            self.refuse(key, f"has no counterpart here: {why}")
+
+    def pass_over(self, keys: Mapping[str, str]) -> None:
+        """Ignore keys that have no meaning here: noted, each with the reason."""
+        for key, why in keys.items():
+            if key in self._nodes:
+                self._findings.notes.append(PipelineProblem(
+                    f"is ignored: {why}", self._findings.pipeline, self.step, f"{self._path}{key}",
+                    self._findings.file, self.line_of(key),
+                ))  # fmt: skip
+                del self._nodes[key]
+
+    def value(self, key: str, *, required: bool = False) -> Any:
+        """The value of a scalar, as YAML reads it; None if it is missing."""
+        if not self.has(key):
+            if required:
+                self.problem("is missing", key)
+            return None
+        node = self._nodes[key]
+        if _kind(node) != "scalar":
+            self._unexpected(key, "one value")
+            return None
+        try:
+            found = self._loader.construct_object(node)
+        except (ValueError, self._loader.error) as error:  # an invalid date, a number too long, an unknown tag
+            self._unexpected(key, f"a plain value ({getattr(error, 'problem', error)})")
+            return None
+        if found is None:
+            self._unexpected(key, "a value")
+        return found
+
+    def text(self, key: str, *, required: bool = False) -> str | None:
+        found = self.value(key, required=required)
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            self._unexpected(key, "text; put it into quotes")
+            return None
+        if not found.strip():
+            self._unexpected(key, "text")
+        return found.strip() or None
+
+    def whole(self, key: str, *, least: int, most: int) -> int | None:
+        found = self.value(key)
+        if found is None:
+            return None
+        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+            self._unexpected(key, f"a whole number from {least:,} to {most:,}")
+            return None
+        return found
+
+    def flag(self, key: str) -> bool | None:
+        found = self.value(key)
+        if found is None or isinstance(found, bool):
+            return found
+        self._unexpected(key, "true or false")
+        return None
+
+    def choice(self, key: str, known: Sequence[str], *, required: bool = False) -> str | None:
+        found = self.text(key, required=required)
+        if found is None or found in known:
+            return found
+        self.problem(f"{found!r} is none of {', '.join(known)}{near_miss(found, known)}", key)
+        return None
+
+    def duration(self, key: str, *, required: bool = False) -> timedelta | None:
+        """ISO 8601, above zero: PT5M, P1DT12H."""
+        found = self.value(key, required=required)
+        if found is None:
+            return None
+        try:
+            read = msgspec.convert(found, timedelta)
+        except msgspec.ValidationError:
+            read = None
+        if read is None or not isinstance(found, str):
+            self._unexpected(key, "a duration in ISO 8601, as PT30S, PT5M or P1DT12H")
+            return None
+        if not timedelta(0) < read <= LONGEST:
+            self._unexpected(key, f"a duration above zero, at most P{LONGEST.days}D")
+            return None
+        return read
+
+    def texts(self, key: str) -> list[str] | None:
+        """A list of texts that is not empty."""
+        if not self.has(key):
+            return None
+        node = self._nodes[key]
+        found = [_scalar(one) for one in node.value] if _kind(node) == "sequence" else []
+        if not found or not all(found):
+            self._unexpected(key, "a list of names, as [orderId]")
+            return None
+        return [text for text in found if text is not None]
+
+    def named_texts(self, key: str) -> dict[str, str]:
+        """A mapping of names to texts, such as headers."""
+        inner = self.section(key)
+        return {} if inner is None else {name: text for name in inner.keys() if (text := inner.text(name)) is not None}  # noqa: SIM118 - it is not a mapping
+
+    def section(self, key: str, *, required: bool = False) -> Section | None:
+        """The mapping under a key."""
+        if not self.has(key):
+            if required:
+                self.problem("is missing", key)
+            return None
+        node = self._nodes[key]
+        if _kind(node) != "mapping":
+            self._unexpected(key, "a mapping of keys")
+            return None
+        return Section(self._loader, node, self._findings, path=f"{self._path}{key}.", step=self.step)
+
+    def sections(self, key: str) -> list[Section]:
+        """The mappings of a list, each with all keys unread."""
+        if not self.has(key):
+            self.problem("is missing", key)
+            return []
+        node = self._nodes[key]
+        if _kind(node) != "sequence" or not node.value:
+            self._unexpected(key, "a list with at least one step")
+            return []
+        return [one for number, item in enumerate(node.value) if (one := self._entry(key, number, item)) is not None]
+
+    def keys(self) -> list[str]:
+        return list(self._nodes)
+
+    def finish(self) -> None:
+        """Refuse the keys that were not read."""
+        known = list(self._asked)
+        for key in self._nodes:
+            if key not in self._asked:
+                self.problem(f"is unknown here{near_miss(key, known) or f' (known: {_joined(known)})'}", key)
+
+    def _entry(self, key: str, number: int, node: Any) -> Section | None:
+        label = f"#{number + 1}"
+        if _kind(node) != "mapping":
+            self._findings.add("expected a mapping of keys", line=node.start_mark.line + 1, step=label, key=key)
+            return None
+        return Section(self._loader, node, self._findings, step=label)
+
+    def _read_keys(self, node: Any) -> Iterator[tuple[str, Any]]:
+        if not self._findings.is_flat(node):
+            self._check_keys(node)
+        try:
+            self._loader.flatten_mapping(node)  # `<<: *defaults` goes first, so that own keys win
+        except (RecursionError, self._loader.error) as error:  # what is merged is not a mapping, or is this one
+            given = str(getattr(error, "problem", "merges itself, or is merged through too many others"))
+            self._findings.add(given, line=self.line, step=self.step, key=f"{self._path}<<")
+        for key_node, value in node.value:
+            if (key := _scalar(key_node)) is not None:
+                yield key, value
+
+    def _check_keys(self, node: Any) -> None:
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key, line = _scalar(key_node), key_node.start_mark.line + 1
+            if key is None:
+                self._findings.add("a key must be text", line=line, step=self.step, key=self._path.removesuffix("."))
+            elif key in seen:
+                self._findings.add(f"is written twice, first in line {seen[key]}", line=line, step=self.step,
+                                   key=f"{self._path}{key}")  # fmt: skip
+            else:
+                seen[key] = line
+
+    def _unexpected(self, key: str, expected: str) -> None:
+        self.problem(f"expected {expected}, got {_shown(self._nodes[key])}", key)
+
+
+def open_file(path: Path, findings: Findings) -> Section | None:
+    """The mapping at the top of a file; None, with a problem, if there is none."""
+    yaml = import_yaml()
+    try:
+        loader = _loader_class(yaml)(path.read_text("utf-8"))
+        loader.error = yaml.YAMLError
+        node = loader.get_single_node()
+    except (OSError, UnicodeDecodeError) as error:
+        findings.add(f"cannot be read: {error.strerror if isinstance(error, OSError) else 'it is not UTF-8'}")
+        return None
+    except _TooDeep as error:
+        findings.add(f"is nested more than {DEEPEST} levels deep; nothing in a pipeline is", line=error.line)
+        return None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        findings.add(f"is not YAML: {getattr(error, 'problem', None) or error}",
+                     line=None if mark is None else mark.line + 1)  # fmt: skip
+        return None
+    if node is None or _kind(node) != "mapping":
+        findings.add("expected a mapping with name and steps" + (", the file is empty" if node is None else ""))
+        return None
+    return Section(loader, node, findings)
+
+
+class _TooDeep(Exception):
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+def _loader_class(yaml: Any) -> Any:
+    """PyYAML's safe loader, which composes recursively, with a limit on the depth."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # its package may be missing
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.depth > DEEPEST:
+                raise _TooDeep(self.peek_event().start_mark.line + 1)
+            self.depth += 1
+            try:
+                return super().compose_node(parent, index)
+            finally:
+                self.depth -= 1
+
+    return Loader
+
+
+def import_yaml() -> Any:
+    """PyYAML, of the extra "yaml"."""
+    try:
+        return import_module("yaml")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("yaml", "a pipeline in a YAML file") from error
+
+
+def near_miss(wrong: str, known: Sequence[str]) -> str:
+    close = get_close_matches(wrong, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _kind(node: Any) -> str:
+    return str(node.id)
+
+
+def _scalar(node: Any) -> str | None:
+    return node.value.strip() or None if _kind(node) == "scalar" else None
+
+
+def _shown(node: Any) -> str:
+    if _kind(node) != "scalar":
+        return {"mapping": "a mapping", "sequence": "a list"}[_kind(node)] if node.value else "nothing"
+    return repr(node.value)[:100] if node.value else "nothing"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(names)

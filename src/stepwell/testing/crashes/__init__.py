@@ -1,0 +1,1 @@
+"""Scenarios with a crash before and after every commit."""

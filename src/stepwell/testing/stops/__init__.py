@@ -1,0 +1,1 @@
+"""Scenarios with a process that stops between two statements."""

@@ -1,0 +1,1 @@
+"""Scripted transports, and the conformance suites of transports."""

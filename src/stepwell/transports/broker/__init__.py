@@ -1,0 +1,1 @@
+"""What the transports over brokers share."""

@@ -1,5 +1,0 @@
-"""A backend of somebody else's."""
-
-
-class Elsewhere:
-    """Never made."""

@@ -1,1 +1,0 @@
-"""The doors: your transaction, your driver, SQL."""

@@ -1,0 +1,1 @@
+"""The app as a later release has it."""

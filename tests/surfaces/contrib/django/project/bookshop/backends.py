@@ -1,0 +1,5 @@
+"""A backend of another library."""
+
+
+class Elsewhere:
+    """Never enqueues."""
