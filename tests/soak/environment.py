@@ -78,7 +78,7 @@ class Node:
             if active.task is not None:
                 tasks.append(active.task)
         for committer in (graph.committing.committer, graph.committing.spawner):
-            tasks += committer._alone
+            tasks += committer.apart
         tasks += [*graph.starter._beginnings, *graph.recovery.renewals]
         for task in tasks:
             task.cancel()

@@ -11,6 +11,7 @@ from stepwell._core.commit import Commit
 from stepwell._core.instance import Claim
 from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
+from stepwell._worker.commit_queue import MOST_UNCOMMITTED
 from stepwell._worker.committing.child_slots import ChildSlots
 from stepwell._worker.queue_slots import AllQueueSlots, QueueSlots
 from stepwell._worker.wakeups import Wakeups
@@ -35,11 +36,11 @@ class OneQueue:
         lease = self.lease
         wakeups = Wakeups()
         wakeups.children_claimed, wakeups.work_available = self._take, self._wake
-        committer: Any = SimpleNamespace(is_over_budget=is_over_budget, waiting=0)
+        commit_queue: Any = SimpleNamespace(waiting=MOST_UNCOMMITTED if is_over_budget else 0)
         notifier: Any = SimpleNamespace(notify_idle=self._leave)
         self.child_slots = ChildSlots(
-            all_queue_slots=all_queue_slots, lease=lease, labels=["order@1"], committer=committer, notifier=notifier,
-            wakeups=wakeups,
+            all_queue_slots=all_queue_slots, lease=lease, labels=["order@1"], commit_queue=commit_queue,
+            notifier=notifier, wakeups=wakeups,
         )  # fmt: skip
         self.all_queue_slots = all_queue_slots
 

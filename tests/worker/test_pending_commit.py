@@ -7,7 +7,7 @@ import gc
 import weakref
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from stepwell import Context, Done, Machine, step
 from stepwell._core.commit import Commit
@@ -15,7 +15,7 @@ from stepwell._core.instance import Claim
 from stepwell._core.status import Status
 from stepwell._worker.active_claims import SUBMITTED, ActiveClaim
 from stepwell._worker.lost_replies import Verdict
-from stepwell._worker.running.pending_commit import PendingCommit
+from stepwell._worker.running.executor import Executor, PendingCommit
 from stepwell._worker.worker import Worker
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
@@ -46,7 +46,7 @@ def handover() -> tuple[ActiveClaim, PendingCommit, Heard]:
     active.is_pending, active.stage = True, SUBMITTED
     heard = Heard()
     commit = Commit(claim=active.claim, status=Status.DONE, step="ship", version=1, attempt=0)
-    return active, PendingCommit(active, commit, None, copy_context(), heard), heard
+    return active, PendingCommit(active, commit, None, copy_context(), cast("Executor", heard)), heard
 
 
 async def test_a_pending_commit_reports_its_verdict_or_its_refusal() -> None:

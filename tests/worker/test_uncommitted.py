@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import Context, Done, Machine, step
-from stepwell._worker.commit_queue import MOST_UNCOMMITTED
-from stepwell._worker.committing.committer import LARGEST_TEXT
+from stepwell._worker.commit_queue import LARGEST_TEXT, MOST_UNCOMMITTED
 from stepwell.testing import armed
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually

@@ -23,18 +23,18 @@ class Emitter:
     """One per engine; its client and workers report what has become durable."""
 
     def __init__(self, hooks: Hooks, large: int) -> None:
-        self._hooks = hooks
+        self.hooks = hooks
         self._large = large  # characters; more than this make a "large" event
 
     def started(self, entries: Sequence[NewInstance], rows: Sequence[object]) -> None:
         """Instances were stored; a row that is not Started is a duplicate."""
-        if self._hooks.wanted & {"started", "large"}:
+        if self.hooks.wanted & {"started", "large"}:
             pairs = zip(entries, rows, strict=True)
             self._put_starts([(entry, row, None) for entry, row in pairs if isinstance(row, Started)])
 
     def committed(self, commits: Mapping[int, Commit], result: CommitResult) -> None:
         """Outcomes are durable, with the children of their spawns."""
-        wanted = self._hooks.wanted
+        wanted = self.hooks.wanted
         if not wanted:
             return
         outcomes = [
@@ -50,56 +50,56 @@ class Emitter:
 
     def as_meant(self, commits: Sequence[Commit]) -> None:
         """Simple outcomes are durable, exactly as requested."""
-        if self._hooks.wanted & {"committed", "large"}:
+        if self.hooks.wanted & {"committed", "large"}:
             going_on = Status.EXECUTING
             outcomes = [(c, going_on if c.goes_on else c.status, c.claim.queue) for c in commits]
             self._put_outcomes(outcomes, datetime.now(UTC))
 
     def applied(self, commit: Commit) -> None:
         """An outcome is durable, and the reply of its commit was lost: the ids of its children are not known."""
-        if self._hooks.wanted:
+        if self.hooks.wanted:
             self._put_outcomes([(commit, commit.status, commit.queue)], datetime.now(UTC))
 
     def stale(self, commit: Commit) -> None:
         """An outcome was dropped as stale."""
-        if "stale" in self._hooks.wanted:
-            self._hooks.put([commit], lambda dropped: _outcome("stale", dropped, None, None, datetime.now(UTC)))
+        if "stale" in self.hooks.wanted:
+            self.hooks.put([commit], lambda dropped: _outcome("stale", dropped, None, None, datetime.now(UTC)))
 
     def reaped(self, rows: Sequence[Reaped]) -> None:
         """Rows were taken from dead workers; some of them may have failed."""
-        wanted = self._hooks.wanted
+        wanted = self.hooks.wanted
         if not wanted:
             return
         now = datetime.now(UTC)
         if "reaped" in wanted:
-            self._hooks.put(rows, lambda row: _reap("reaped", row, now))
+            self.hooks.put(rows, lambda row: _reap("reaped", row, now))
         if "failed" in wanted:
-            self._hooks.put([row for row in rows if row.failure is not None], lambda row: _reap("failed", row, now))
+            self.hooks.put([row for row in rows if row.failure is not None], lambda row: _reap("failed", row, now))
 
     def waits(self, queue: str, rows: Sequence[Held]) -> None:
         """Rows were put on hold by a limit."""
-        if rows and "limit_wait" in self._hooks.wanted:
+        if rows and "limit_wait" in self.hooks.wanted:
             now = datetime.now(UTC)
-            self._hooks.put(rows, lambda row: _wait(queue, row, now))
+            self.hooks.put(rows, lambda row: _wait(queue, row, now))
 
     def _put_starts(self, starts: Sequence[tuple[NewInstance, Started, int | None]]) -> None:
         now = datetime.now(UTC)
-        if "started" in self._hooks.wanted:
-            self._hooks.put(starts, lambda one: _start("started", *one, now))
-        if "large" in self._hooks.wanted:
+        if "started" in self.hooks.wanted:
+            self.hooks.put(starts, lambda one: _start("started", *one, now))
+        if "large" in self.hooks.wanted:
             large = [one for one in starts if len(one[0].state) > self._large]
-            self._hooks.put(large, lambda one: replace(_start("large", *one, now), size=len(one[0].state)))
+            self.hooks.put(large, lambda one: replace(_start("large", *one, now), size=len(one[0].state)))
 
     def _put_outcomes(self, outcomes: Sequence[tuple[Commit, Status, str | None]], now: datetime) -> None:
         ran = [one for one in outcomes if one[0].hold is not Hold.UNFIT]  # a row put on hold as unfit has not run
-        if "committed" in self._hooks.wanted:
-            self._hooks.put(ran, lambda one: _outcome("committed", *one, now))
-        if "failed" in self._hooks.wanted:
+        if "committed" in self.hooks.wanted:
+            self.hooks.put(ran, lambda one: _outcome("committed", *one, now))
+        if "failed" in self.hooks.wanted:
             ended = [one for one in ran if one[1] is Status.FAILED]
-            self._hooks.put(ended, lambda one: _outcome("failed", *one, now))
-        if "large" in self._hooks.wanted:
+            self.hooks.put(ended, lambda one: _outcome("failed", *one, now))
+        if "large" in self.hooks.wanted:
             large = [one for one in ran if one[0].length > self._large]
-            self._hooks.put(large, lambda one: replace(_outcome("large", *one, now), size=one[0].length))
+            self.hooks.put(large, lambda one: replace(_outcome("large", *one, now), size=one[0].length))
 
 
 def _start(name: EventName, entry: NewInstance, row: Started, parent_id: int | None, now: datetime) -> Event:

@@ -28,23 +28,18 @@ class Lease:
         self._queues = dict(queues)
         self._labels = labels
         self.place = this_host()
-        self._worker_id: int | None = None
+        self.current: int | None = None  # the worker's id, while it has a lease
         self.timeline: str | None = None  # of the server, when this worker registered
 
     @property
-    def current(self) -> int | None:
-        """The worker's id while it has a lease."""
-        return self._worker_id
-
-    @property
     def is_held(self) -> bool:
-        return self._worker_id is not None
+        return self.current is not None
 
     @property
     def worker_id(self) -> int:
-        if self._worker_id is None:
+        if self.current is None:
             raise Contention("the worker has no lease")  # lost during this tick, which is repeated
-        return self._worker_id
+        return self.current
 
     async def take(self) -> Stamp:
         """Register this worker under a new id; Outage if the server's timeline changes meanwhile. Returns the stamp of
@@ -56,19 +51,19 @@ class Lease:
         self._database.check_era(era)
         timelines = self._database.timelines
         self.timeline = None if timelines is None else timelines.current
-        self._worker_id = registered.id
+        self.current = registered.id
         return registered.stamp
 
     def drop(self) -> None:
         """Note that the lease is lost."""
-        self._worker_id = None
+        self.current = None
 
     async def end(self, *, orderly: bool = True) -> None:
         """End the lease. The reaper takes the claims that this worker still has; they count as crashes unless
         `orderly`."""
-        if self._worker_id is not None:
-            await workers.leave(self._database, [self._worker_id], by_itself=orderly)
-            self._worker_id = None
+        if self.current is not None:
+            await workers.leave(self._database, [self.current], by_itself=orderly)
+            self.current = None
 
     async def expire_predecessors(self, max_crashes: int, authored: str) -> tuple[list[Reaped], list[str]]:
         """Reap at once the claims of dead workers of this host and boot; also returns the queues of other rows that

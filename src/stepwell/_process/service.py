@@ -34,7 +34,7 @@ class Service(ABC):
         self._is_cutting = False  # stop() itself cancels the task
         self.is_cut_off = False  # the task was cancelled by other code of this process
         self.on_cut_off: Callable[[], None] = lambda: None
-        self._woken = False
+        self.woken = False
         self._until = float("inf")  # when to tick next; `wake_within` lowers it, also during a tick
         self._stirred = asyncio.Event()
         self._backoff = FIRST_BACKOFF
@@ -75,7 +75,7 @@ class Service(ABC):
 
     def wake(self) -> None:
         """Tick now; if a tick is running, tick once more after it."""
-        self._woken = True
+        self.woken = True
         self._stirred.set()
 
     def wake_within(self, seconds: float) -> None:
@@ -104,7 +104,7 @@ class Service(ABC):
         if after != 0.0:
             await self._rest(after)
         while not self._stopping:
-            self._woken = False
+            self.woken = False
             self._until = float("inf")
             pause = await self._tick_safely()
             await self._rest(pause)
@@ -131,7 +131,7 @@ class Service(ABC):
     def _back_off(self) -> float:
         pause = self._backoff
         self._backoff = min(self._backoff * 2, self._longest_backoff)
-        self._woken = False  # neither a wake nor a due time shortens a backoff
+        self.woken = False  # neither a wake nor a due time shortens a backoff
         self._until = float("inf")
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
@@ -139,7 +139,7 @@ class Service(ABC):
         loop = asyncio.get_running_loop()
         if pause is not None:
             self._until = min(self._until, loop.time() + pause)
-        while not self._woken and not self._stopping and self._until > loop.time():
+        while not self.woken and not self._stopping and self._until > loop.time():
             self._stirred.clear()
             try:
                 async with asyncio.timeout_at(None if self._until == float("inf") else self._until):

@@ -49,26 +49,20 @@ class Stage(Enum):
 OPEN, SUBMITTED, CONTINUES, COMMITTED = Stage  # a member is five times slower to read from the class
 
 
-class ActiveClaim:
+class ActiveClaim(msgspec.Struct, eq=False, weakref=True):
     """One claim of this worker, the task that runs its step, and the stage of its outcome."""
 
-    __slots__ = (
-        "abandoned", "claim", "farewell", "free_slot", "is_pending", "revoked", "shares_task", "stage", "steps_ahead",
-        "task", "was_cancelled",
-    )  # fmt: skip
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.task: asyncio.Task[None] | None = None  # runs its step; may run steps of other claims after it
-        self.free_slot: Callable[[Claim], None] | None = None  # frees the slot that it has in its queue
-        self.steps_ahead = 0  # steps that ran on this claim after the first one
-        self.stage = OPEN
-        self.revoked = False  # an operator took the row away after the outcome was submitted
-        self.is_pending = False  # no task runs it: it waits for its turn or for the reply to its commit
-        self.farewell: asyncio.Future[None] | None = None  # a drain waits for it
-        self.shares_task = False  # other steps ran in its task before it
-        self.was_cancelled = False  # its task was cancelled, by its step or by other code
-        self.abandoned = False  # the claim is lost or left; what its step still does is dropped
+    claim: Claim
+    task: asyncio.Task[None] | None = None  # runs its step; may run steps of other claims after it
+    free_slot: Callable[[Claim], None] | None = None  # frees the slot that it has in its queue
+    steps_ahead: int = 0  # steps that ran on this claim after the first one
+    stage: Stage = OPEN
+    revoked: bool = False  # an operator took the row away after the outcome was submitted
+    is_pending: bool = False  # no task runs it: it waits for its turn or for the reply to its commit
+    farewell: asyncio.Future[None] | None = None  # a drain waits for it
+    shares_task: bool = False  # other steps ran in its task before it
+    was_cancelled: bool = False  # its task was cancelled, by its step or by other code
+    abandoned: bool = False  # the claim is lost or left; what its step still does is dropped
 
     def begin(self, task: asyncio.Task[None], *, shares: bool = False) -> None:
         """Its step runs now, in this task."""

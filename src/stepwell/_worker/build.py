@@ -186,15 +186,15 @@ def _committing(given: Given, shared: Shared) -> Committing:
     announcer = Announcer(given.notifier, given.emitter, shared.wakeups)
     committer = Committer(database, announcer, stats)
     child_slots = ChildSlots(
-        all_queue_slots=shared.all_queue_slots, lease=shared.lease, labels=registry.labels(), committer=committer,
-        notifier=given.notifier, wakeups=shared.wakeups,
+        all_queue_slots=shared.all_queue_slots, lease=shared.lease, labels=registry.labels(),
+        commit_queue=committer.queue, notifier=given.notifier, wakeups=shared.wakeups,
     )  # fmt: skip
     spawner = Committer(
         database, announcer, stats, name="spawner", most_rows=LARGEST_SPAWN, child_slots=child_slots
     )
     runner = None
     if registry.is_transactional:
-        runner = TransactionalRunner(database, given.settings, committer, announcer, stats)
+        runner = TransactionalRunner(database, given.settings, committer.queue, announcer, stats)
     return Committing(committer, spawner, runner)
 
 
@@ -203,7 +203,8 @@ def _executor(given: Given, shared: Shared, starter: Starter, committing: Commit
     invoker = Invoker(shared.all_queue_slots.slots, given.around_sync_steps)
     incremental_ask = IncrementalAsk(database, invoker, given.notifier, shared.wakeups)
     return Executor(
-        committer=committing.committer, spawner=committing.spawner, active_claims=shared.active_claims,
+        commit_queue=committing.committer.queue, spawn_queue=committing.spawner.queue,
+        active_claims=shared.active_claims,
         all_queue_slots=shared.all_queue_slots, ready_queue=starter.ready_queue,
         step_calls=StepCalls(invoker, incremental_ask, committing.transactional_runner, given.stats),
         incremental_ask=incremental_ask, run_ahead=settings.run_ahead,
@@ -224,8 +225,8 @@ def _claimer(
     holds = Holds(given.database, given.registry, given.notifier, limiter)
     claimer = Claimer(
         database=given.database, lease=shared.lease, all_queue_slots=shared.all_queue_slots, starter=starter,
-        waiting=starter.ready_queue, committers=(committing.committer, committing.spawner), limiter=limiter,
-        holds=holds, releaser=releaser, settings=given.settings,
+        waiting=starter.ready_queue, commit_queues=(committing.committer.queue, committing.spawner.queue),
+        limiter=limiter, holds=holds, releaser=releaser, settings=given.settings,
     )  # fmt: skip
     return claimer, holds
 

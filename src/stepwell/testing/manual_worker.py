@@ -227,7 +227,7 @@ class ManualWorker(Worker):
         tasks: list[asyncio.Task[None] | None] = [*self._graph.starter._beginnings, *self._graph.recovery.renewals]  # noqa: SLF001 - a death asks nobody
         for committer in (self._graph.committing.committer, self._graph.committing.spawner):
             committer._stopping = True  # noqa: SLF001
-            tasks += [*committer._alone, committer._task, committer._sweeping]  # noqa: SLF001
+            tasks += [*committer.apart, committer._task, committer.inbox_sweeper.task]  # noqa: SLF001
         for active in self._graph.active_claims.all():
             active.abandon("killed")
             tasks.append(active.task)

@@ -14,7 +14,6 @@ A fast statement claims nothing if one row of its window needs more: less urgent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -84,11 +83,6 @@ class Claimed:
         return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited) + len(self.held)
 
     @property
-    def is_full(self) -> bool:
-        """Whether the window had as many rows as were asked for: more may follow."""
-        return self.window >= self.limit
-
-    @property
     def last_priority(self) -> int | None:
         """The priority of the least urgent row of the window; None if it was empty."""
         parts: tuple[Sequence[Claim | KeyHolder | Held], ...] = (
@@ -139,24 +133,19 @@ async def claim(db: Queryable, request: ClaimRequest, paths: ClaimPaths) -> Clai
     elif needs is _Needs.WORKER:
         if request.may_start and request.limit > MOST_STARTED:
             request = msgspec.structs.replace(request, limit=MOST_STARTED)
-        if (simple := await _claim_simple(db, request)) is not None:
-            return simple
+        try:
+            claimed = await (claim_started_fast if request.may_start else claim_fast)(db, request)
+        except Refusal:  # a row's text cannot be said in one reply: the full path reads part by part
+            if not request.may_start:
+                raise
+        else:
+            if claimed.claims:
+                return claimed
         claimed = await claim_full(db, request)
     else:
         claimed = await claim_full(db, request)
     paths.note(request.queue, claimed)
     return claimed
-
-
-async def _claim_simple(db: Queryable, request: ClaimRequest) -> Claimed | None:
-    """Claim rows that need a worker only; None if nothing was claimed."""
-    claimed: Claimed | None = None
-    if not request.may_start:
-        claimed = await claim_fast(db, request)
-    else:
-        with suppress(Refusal):  # a row's text cannot be said in one reply: the full path reads part by part
-            claimed = await claim_started_fast(db, request)
-    return claimed if claimed is not None and claimed.claims else None
 
 
 async def _claim_by_limits(db: Queryable, request: ClaimRequest, backoff: FastPathBackoff[str]) -> Claimed | None:

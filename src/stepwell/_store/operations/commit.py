@@ -92,8 +92,8 @@ async def commit(
     began, era = perf_counter(), db.era
     simple, rest = paths.split(commits) if lock_timeout is None else ((), commits)
     result = await _commit_fast(db, simple, paths) if simple else None
-    db.check_era(era)  # after a failover the claims do not hold: no second statement
     if result is None:
+        db.check_era(era)  # after a failover the claims do not hold: no second statement
         try:
             result = await _commit_full(db, commits, lock_timeout, reserved)
         except (Refusal, Misfit):
@@ -127,8 +127,8 @@ async def _commit_fast(db: Database, commits: Sequence[Commit], paths: CommitPat
         raise
     if applied is None:
         return None
-    inboxes, freed = applied.left_inboxes(), applied.freed_queues or []
-    if applied.is_as_meant:
+    inboxes, freed = applied.left_inboxes() if applied.with_inbox else [], applied.freed_queues or []
+    if applied.number == len(commits) and not (applied.sent_back or applied.watched or applied.joining):
         return CommitResult([], inboxes, _slots(commits), freed, is_as_meant=True)
     committed = applied.rows()
     among = {row.id for row in committed}
@@ -165,7 +165,8 @@ async def commit_rows(db: Queryable, commits: Sequence[Commit]) -> list[Committe
 
 def _slots(applied: Sequence[Commit]) -> list[str]:
     """The limits of the slots that these release."""
-    return [limit for commit in applied if (limit := commit.claim.concurrency_limit) is not None]
+    needs = [commit.claim.needs for commit in applied if commit.claim.needs is not None]
+    return [need.concurrency_limit for need in needs if need.concurrency_limit is not None]
 
 
 def _left_inboxes(committed: list[Committed]) -> list[int]:

@@ -66,16 +66,9 @@ class FastCommitResult(msgspec.Struct, frozen=True):
     units: list[int | None] | None
     freed_queues: list[str] | None  # of parents that may run
 
-    @property
-    def is_as_meant(self) -> bool:
-        """Whether all are committed as sent, and nothing waits for them."""
-        return self.number == len(self.commits) and not (self.sent_back or self.watched or self.joining)
-
     def left_inboxes(self) -> list[int]:
         """Instances that are done, with an inbox still to be dropped."""
-        if not self.with_inbox:
-            return []
-        among = frozenset(self.with_inbox)
+        among = frozenset(self.with_inbox or ())
         return [c.claim.id for c in self.commits if c.status is Status.DONE and c.claim.id in among]
 
     def rows(self) -> list[Committed]:

@@ -32,7 +32,12 @@ CONTENDED_PAUSE = 0.01
 class StepStarter(Protocol):
     """The starter, as the claimer sees it."""
 
-    def is_still(self, queue_slots: QueueSlots) -> bool: ...
+    @property
+    def fault(self) -> Exception | None: ...
+    @property
+    def is_failing(self) -> bool: ...
+
+    def may_start_all(self, queue_slots: QueueSlots, number: int) -> bool: ...
     def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None: ...
     def raise_fault(self) -> None: ...
     async def see_begun(self) -> None: ...
@@ -49,7 +54,7 @@ class Claimer(Service):
         all_queue_slots: AllQueueSlots,
         starter: StepStarter,
         waiting: WaitingClaims,
-        committers: Sequence[CommitQueue],
+        commit_queues: Sequence[CommitQueue],
         limiter: Limiter,
         holds: Holds,
         releaser: ClaimReleaser,
@@ -61,7 +66,7 @@ class Claimer(Service):
         self._all_queue_slots = all_queue_slots
         self._starter = starter
         self._waiting = waiting
-        self._committers = committers
+        self._commit_queues = commit_queues
         self._limiter = limiter
         self._holds = holds
         self._releaser = releaser
@@ -76,10 +81,12 @@ class Claimer(Service):
 
     def take_offer(self, queue: str, count: int) -> bool:
         """Work announced in this process: True if there are slots here for all of it."""
-        has_room = self._all_queue_slots.free(queue) >= count
-        if self._all_queue_slots.mark_ready(queue):
-            self.wake()
-        return has_room
+        queue_slots = self._all_queue_slots.find(queue)
+        if queue_slots is None:
+            return False
+        queue_slots.ready = queue_slots.has_news = True
+        self.wake()
+        return queue_slots.free >= count
 
     def take_children(self, queue_slots: QueueSlots, claims: Sequence[Claim]) -> None:
         """Start children that were inserted already claimed; a worker that stops releases them at once."""
@@ -89,44 +96,47 @@ class Claimer(Service):
             self._starter.take(queue_slots, claims)
 
     async def tick(self) -> float | None:
-        self._starter.raise_fault()
+        if self._starter.fault is not None:
+            self._starter.raise_fault()
         contended = False
         for queue_slots in self._all_queue_slots:
             self._waiting.fill(queue_slots)  # a floor: each change that frees a slot does it
-            keep = queue_slots.most_waiting(self._settings.prefetch)
-            if queue_slots.returning or len(queue_slots.buffer) > keep:
-                await self._releaser.release_waiting(queue_slots, keep, PATIENCE)
-            if queue_slots.ready and queue_slots.access is not PAUSED and self._lease.is_held and not self._stopping:
+            if queue_slots.returning or queue_slots.buffer:
+                keep = queue_slots.most_waiting(self._settings.prefetch)
+                if queue_slots.returning or len(queue_slots.buffer) > keep:
+                    await self._releaser.release_waiting(queue_slots, keep, PATIENCE)
+            if queue_slots.ready and queue_slots.access is not PAUSED and not self._stopping:
                 contended |= await self._fill_in_time(queue_slots)
         if contended:
             return CONTENDED_PAUSE
-        return self._locked.next_in()
+        return self._locked.next_in() if self._locked.until else None
 
     async def _fill_in_time(self, queue_slots: QueueSlots) -> bool:
         """Claim from one queue, unless another transaction holds a lock that this needs: other queues do not wait."""
-        if self._locked.has(queue_slots.queue):
+        if self._lease.current is None or (self._locked.until and self._locked.has(queue_slots.queue)):
             return False
         try:
-            contended = await self._fill(queue_slots)
+            contended = await self._fill(queue_slots, self._lease.current)
         except Contention as error:
             log.debug("claimer: queue %r: %s", queue_slots.queue, error)
             queue_slots.ready = True
             self._locked.add(queue_slots.queue)
             return False
-        self._locked.drop(queue_slots.queue)
+        if self._locked.until:
+            self._locked.drop(queue_slots.queue)
         return contended
 
-    async def _fill(self, queue_slots: QueueSlots) -> bool:
+    async def _fill(self, queue_slots: QueueSlots, worker_id: int) -> bool:
         """Claim from one queue; True if it had rows that may be claimable in a moment."""
         room = queue_slots.demand(self._settings.prefetch, self._settings.min_demand)
-        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - sum([committer.waiting for committer in self._committers]))
-        if demand <= 0 or any(committer.is_over_budget for committer in self._committers):
+        demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - sum([queue.waiting for queue in self._commit_queues]))
+        if demand <= 0:
             return room > 0  # the committers have to catch up first
-        may_start = self._may_start(queue_slots, demand)
+        may_start = queue_slots.turns is None and self._starter.may_start_all(queue_slots, min(demand, MOST_STARTED))
         queue_slots.ready = queue_slots.has_news = False  # before the claim: news sets them again
         queue_slots.unasked = 0
         try:
-            answer = await self._claim(queue_slots, demand, may_start=may_start)
+            answer = await self._claim(queue_slots, worker_id, demand, may_start=may_start)
         except BaseException:
             queue_slots.ready = True
             raise
@@ -137,27 +147,33 @@ class Claimer(Service):
             await probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
             if answer.begun is not None:
                 await probes.reach("executor.begun", ids=list(answer.begun.states))
-        await self._limiter.note(queue_slots.queue, answer)
-        queue_slots.left_behind = answer.last_priority if answer.is_full else None
-        if answer.window:
-            queue_slots.fast_claim_ok = answer.is_simple
-        # other workers have locked all rows that it looked at
-        is_locked_out = queue_slots.turns is not None and answer.missed and not answer.window
-        if answer.is_full or answer.missed:
-            queue_slots.ready = True
-            if not is_locked_out:
-                self.wake()
+        is_locked_out = self._note_window(queue_slots, answer)
+        if not answer.is_simple:
+            await self._limiter.note(queue_slots.queue, answer)
         self._take(queue_slots, answer.claims, answer.begun)
-        await self._starter.see_begun()
+        if self._starter.is_failing:
+            await self._starter.see_begun()
+        if answer.is_simple:
+            return is_locked_out
         contended = await self._admit(queue_slots, answer)
         if (answer.busy or answer.foreign) and await self._holds.put(queue_slots.queue, answer):
             contended = queue_slots.ready = True
         return contended or is_locked_out
 
-    def _may_start(self, queue_slots: QueueSlots, demand: int) -> bool:
-        """Whether every claimed row may start at once: each has a slot, and nothing else is about to start."""
-        has_slots = queue_slots.turns is None and min(demand, MOST_STARTED) <= queue_slots.free
-        return has_slots and self._starter.is_still(queue_slots)
+    def _note_window(self, queue_slots: QueueSlots, answer: Claimed) -> bool:
+        """Note what the window says about the next claim; True if other workers have locked all rows of it."""
+        window = answer.window
+        is_full = window >= answer.limit
+        if window:
+            queue_slots.fast_claim_ok = answer.is_simple
+            queue_slots.is_limited = not answer.is_simple and answer.needs_limits
+        queue_slots.left_behind = answer.last_priority if is_full else None
+        is_locked_out = queue_slots.turns is not None and answer.missed and not window
+        if is_full or answer.missed:
+            queue_slots.ready = True
+            if not is_locked_out:
+                self.wake()
+        return is_locked_out
 
     def _take(self, queue_slots: QueueSlots, claims: list[Claim], begun: StartedClaims | None = None) -> None:
         """Give claims to the starter, if their lease still holds; if not, the reaper returns them."""
@@ -167,7 +183,6 @@ class Claimer(Service):
     async def _admit(self, queue_slots: QueueSlots, answer: Claimed) -> bool:
         """Ask the limits about rows that need some, as many as there are slots for: what they admit has to start now,
         and not when another step has ended. True if some may be claimable in a moment."""
-        queue_slots.is_limited = answer.needs_limits or (queue_slots.is_limited and not answer.window)
         free = max(0, queue_slots.free)
         ids = [row.id for row in answer.limited[:free]]
         if left := answer.limited[free:]:
@@ -183,29 +198,28 @@ class Claimer(Service):
         self._take(queue_slots, claims)
         return contended
 
-    async def _claim(self, queue_slots: QueueSlots, demand: int, *, may_start: bool) -> Claimed | None:
+    async def _claim(
+        self, queue_slots: QueueSlots, worker_id: int, demand: int, *, may_start: bool
+    ) -> Claimed | None:
+        """Claim; while the claim may mark rows started, no slots are reserved for other rows. None if other workers
+        claimed the same concurrency keys in each try."""
         if probes.hooks:
             await probes.reach("claimer.before_claim", queue=queue_slots.queue)
         turns = queue_slots.turns
         request = ClaimRequest(
-            worker_id=self._lease.worker_id, queue=queue_slots.queue, limit=demand,
-            labels=self._holds.labels, passed_over=self._holds.others, may_start=may_start,
-            turns=None if turns is None else turns.after, first_share=0 if turns is None else turns.start,
+            worker_id=worker_id, queue=queue_slots.queue, limit=demand, labels=self._holds.labels,
+            passed_over=self._holds.others, may_start=may_start, turns=None if turns is None else turns.after,
+            first_share=0 if turns is None else turns.start,
         )  # fmt: skip
         for _ in range(TRIES):
+            self._all_queue_slots.claims_started = may_start
             try:
-                claimed = await self._claim_once(request)
-            except Conflict:  # another worker claimed the same concurrency key in the same moment
+                claimed = await claim(self._database, request, self._claim_paths)
+            except Conflict:
                 continue
+            finally:
+                self._all_queue_slots.claims_started = False
             if turns is not None and claimed.turned is not None:
                 turns.note(claimed.turned)
             return claimed
         return None
-
-    async def _claim_once(self, request: ClaimRequest) -> Claimed:
-        """Claim; while the claim may mark rows started, no slots are reserved for other rows."""
-        self._all_queue_slots.claims_started = request.may_start
-        try:
-            return await claim(self._database, request, self._claim_paths)
-        finally:
-            self._all_queue_slots.claims_started = False

@@ -12,24 +12,24 @@ class Pauses:
     """Names that rest, each until its own time."""
 
     def __init__(self) -> None:
-        self._until: dict[str, tuple[float, float]] = {}  # when it is tried again, and the pause before that
+        self.until: dict[str, tuple[float, float]] = {}  # when it is tried again, and the pause before that
 
     def has(self, name: str) -> bool:
         """Whether a name rests now."""
-        return name in self._until and self._until[name][0] > perf_counter()
+        return name in self.until and self.until[name][0] > perf_counter()
 
     def add(self, name: str) -> None:
         """Let a name rest, longer than the last time."""
-        _, last = self._until.get(name, (0.0, SHORTEST / 2))
+        _, last = self.until.get(name, (0.0, SHORTEST / 2))
         pause = min(last * 2, LONGEST)
-        self._until[name] = perf_counter() + pause, pause
+        self.until[name] = perf_counter() + pause, pause
 
     def drop(self, name: str) -> None:
         """A name did not have to wait."""
-        self._until.pop(name, None)
+        self.until.pop(name, None)
 
     def next_in(self) -> float | None:
         """Seconds until the next one is tried again; None if none rests."""
-        if not self._until:
+        if not self.until:
             return None
-        return max(0.001, min(until for until, _ in self._until.values()) - perf_counter())
+        return max(0.001, min(until for until, _ in self.until.values()) - perf_counter())

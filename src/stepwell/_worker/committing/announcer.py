@@ -45,14 +45,13 @@ class Announcer:
             self._notifier.notify_dispatch(transport)
         self._emitter.committed(by_id, result)
 
-    def as_meant(self, commits: Sequence[Commit]) -> None:
+    def as_meant(self, commits: Sequence[Commit], freed_queues: Sequence[str]) -> None:
         """Publish simple commits that were written as their outcomes say, and for which no client waits."""
-        back = Counter(
-            [commit.claim.queue for commit in commits if not commit.goes_on and commit.status is Status.RUNNABLE]
-        )
-        for queue, count in back.items():
-            self._notifier.notify_work(queue, count)
-        self._emitter.as_meant(commits)
+        runnable = [commit.claim.queue for commit in commits if not commit.goes_on and commit.status is Status.RUNNABLE]
+        if runnable or freed_queues:
+            self.may_run([*runnable, *freed_queues])
+        if self._emitter.hooks.wanted:
+            self._emitter.as_meant(commits)
 
     def may_run(self, queues: Iterable[str]) -> None:
         """Publish that rows of these queues may run."""

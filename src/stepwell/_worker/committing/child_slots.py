@@ -27,14 +27,14 @@ class ChildSlots:
         all_queue_slots: AllQueueSlots,
         lease: Lease,
         labels: Collection[str],
-        committer: CommitQueue,
+        commit_queue: CommitQueue,
         notifier: Notifier,
         wakeups: Wakeups,
     ) -> None:
         self._all_queue_slots = all_queue_slots
         self._lease = lease
         self._labels = frozenset(labels)
-        self._committer = committer
+        self._commit_queue = commit_queue
         self._notifier = notifier
         self._wakeups = wakeups
 
@@ -46,11 +46,11 @@ class ChildSlots:
         children = [child for commit in commits for child in commit.children or ()]
         if not children or not self._is_fit(children[0]) or any(commit.commits_alone for commit in commits):
             return None
-        queue, worker_id, committer = children[0].queue, self._lease.current, self._committer
+        queue, worker_id = children[0].queue, self._lease.current
         queue_slots = self._all_queue_slots.find(queue)
         if queue_slots is None or worker_id is None or self._all_queue_slots.claims_started:
             return None
-        if committer.is_over_budget or committer.waiting >= MOST_UNCOMMITTED:
+        if self._commit_queue.waiting >= MOST_UNCOMMITTED:
             return None
         slots = queue_slots.reserve(len(children))
         return Reservation(queue, slots, worker_id) if slots else None

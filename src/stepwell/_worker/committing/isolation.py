@@ -6,8 +6,9 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
 
-from stepwell._core.store_errors import Contention, Misfit, Refusal, StoreFault
-from stepwell._worker.committing.queued_commit import QueuedCommit
+from stepwell._core.store_errors import Contention, Misfit, Refusal
+from stepwell._worker.commit_queue import CommitQueue, QueuedCommit
+from stepwell._worker.committing.uncommitted import Uncommitted
 from stepwell._worker.lost_replies import Verdict
 
 MOST_MISFITS = 5  # then an outcome is refused: the server takes others of its shape
@@ -18,21 +19,16 @@ class BatchCommitter(Protocol):
     """The committer, as isolation sees it."""
 
     async def commit_batch(self, batch: list[QueuedCommit]) -> None: ...
-    def bring_again(self, entry: QueuedCommit) -> None: ...
-    def keep_misfit(self, entry: QueuedCommit, error: Misfit) -> None: ...
-    def refuse(self, entry: QueuedCommit, error: StoreFault) -> None: ...
 
 
 class Isolation:
     """Splits a batch that failed."""
 
-    def __init__(self, committer: BatchCommitter) -> None:
+    def __init__(self, committer: BatchCommitter, queue: CommitQueue, uncommitted: Uncommitted) -> None:
         self._committer = committer
-        self._until: float | None = None  # within the current tick
-
-    def start_tick(self) -> None:
-        """A tick starts: it has not waited for locks yet."""
-        self._until = None
+        self._queue = queue
+        self._uncommitted = uncommitted
+        self.until: float | None = None  # of the current tick; None: it has not waited for locks yet
 
     async def separate(self, batch: list[QueuedCommit], error: Misfit) -> None:
         """Commit what the server takes, if it takes the first row or the last one. If not, no row is at fault, and all
@@ -60,9 +56,9 @@ class Isolation:
         for entry in entries:
             entry.misfits += entry.commit.shape in taken
             if entry.misfits >= MOST_MISFITS:
-                self._committer.refuse(entry, error)
+                self._uncommitted.refuse(entry, error)
                 continue
-            self._committer.keep_misfit(entry, error)
+            self._uncommitted.retry_misfit(entry, error)
 
     async def isolate(self, batch: list[QueuedCommit], error: Refusal | Contention) -> None:
         """Halve a batch until the row is alone that Postgres refuses, or that another transaction has locked."""
@@ -72,7 +68,7 @@ class Isolation:
                 if self._is_over():
                     for entry in batch:
                         entry.is_apart = True
-                        self._committer.bring_again(entry)
+                        self._queue.put_back_later(entry)
                     return
             middle = (len(batch) + 1) // 2
             for half in (batch[:middle], batch[middle:]):
@@ -82,9 +78,9 @@ class Isolation:
         [entry] = batch
         if isinstance(error, Contention):
             entry.is_apart = True  # from now on no batch waits for its lock
-            self._committer.bring_again(entry)
+            self._queue.put_back_later(entry)
             return
-        self._committer.refuse(entry, error)
+        self._uncommitted.refuse(entry, error)
 
     async def _without_plain(self, batch: list[QueuedCommit]) -> list[QueuedCommit]:
         """Commit the plain outcomes, which wait for no lock, if the batch has others too; returns those."""
@@ -98,6 +94,6 @@ class Isolation:
         """Whether the tick has spent its time on finding outcomes that wait: each try waits for a lock, and all other
         outcomes wait for the tick."""
         now = perf_counter()
-        if self._until is None:
-            self._until = now + PATIENCE
-        return now >= self._until
+        if self.until is None:
+            self.until = now + PATIENCE
+        return now >= self.until

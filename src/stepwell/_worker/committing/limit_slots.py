@@ -25,7 +25,7 @@ class SlotReleases:
         self._database = database
         self._announcer = announcer
         self._service = service  # calls `make` in its ticks
-        self._free = Counter[str]()  # free slots of each limit
+        self.free = Counter[str]()  # free slots of each limit
         self._late = Counter[str]()  # those of limits whose locks other transactions may hold
         self.tasks: set[asyncio.Task[None]] = set()  # the task that tries again, if any
         self._made = asyncio.Event()  # set while no slot is left to give
@@ -34,7 +34,7 @@ class SlotReleases:
     def add(self, limits: Iterable[str]) -> None:
         """Admit one row for each of these limits, soon."""
         for limit in limits:
-            (self._late if limit in self._late else self._free)[limit] += 1
+            (self._late if limit in self._late else self.free)[limit] += 1
             self._made.clear()
 
     def offer(self, limits: Iterable[str]) -> None:
@@ -49,9 +49,7 @@ class SlotReleases:
     async def make(self) -> float | None:
         """Admit the next rows; returns when to try again, if that failed. A lock that another transaction holds delays
         the caller once: a background task tries again."""
-        if not self._free:
-            return None
-        free, self._free = self._free, Counter[str]()
+        free, self.free = self.free, Counter[str]()
         try:
             await self._admit_next([*free.items()])
         except Contention:
@@ -59,7 +57,7 @@ class SlotReleases:
             if not self.tasks:
                 self.tasks.add(asyncio.create_task(self._retry(), name="stepwell offers"))
         except StoreFault as error:
-            self._free += free
+            self.free += free
             self._database.outages.failed(self, "offers of slots", error)
             return AGAIN
         self._database.outages.works(self)
@@ -87,5 +85,5 @@ class SlotReleases:
         self._announcer.may_run(await limits.admit_waiting(self._database, Counter(dict(free)).elements()))
 
     def _note_made(self) -> None:
-        if not (self._free or self._late):
+        if not (self.free or self._late):
             self._made.set()

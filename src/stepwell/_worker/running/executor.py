@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from contextvars import copy_context
+from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from stepwell._core.commit import Commit
+from stepwell._core.instance import SUSPECT_AFTER
+from stepwell._core.status import Status
 from stepwell._core.transition import failed, unfit
 from stepwell._process import probes
 from stepwell._process.service import leave_behind
@@ -19,7 +23,6 @@ from stepwell._worker.commit_queue import CommitQueue
 from stepwell._worker.lost_replies import GOES_ON, Verdict
 from stepwell._worker.queue_slots import AllQueueSlots
 from stepwell._worker.running.ask_each import IncrementalAsk
-from stepwell._worker.running.pending_commit import PendingCommit
 from stepwell._worker.running.ready_queue import ReadyQueue
 from stepwell._worker.running.step_batch import StepBatch, own_task
 from stepwell._worker.running.step_calls import Misdirected, StepCalls
@@ -29,14 +32,50 @@ from stepwell.errors import RefusedByDatabase, StepwellError
 log = logging.getLogger("stepwell")
 
 
+class PendingCommit(msgspec.Struct, eq=False, gc=False):
+    """A commit that no task waits for: its verdict lets the next step run, ends the claim, or brings a refusal back.
+
+    It stands where a future would: a task that waited for it would take a tenth more Python. Nothing in it refers back
+    to it, so the garbage collector need not look at it.
+    """
+
+    active: ActiveClaim
+    commit: Commit
+    run: Run | None  # None: there is no step whose `handle` could be asked
+    context: Context  # of the step: its `handle` sees the same
+    executor: Executor
+    following: Read | None = None  # the inputs of the next step, if the row stays claimed here
+    is_told: bool = False
+
+    def done(self) -> bool:
+        return self.is_told or self.active.abandoned
+
+    def cancelled(self) -> bool:
+        return self.active.abandoned
+
+    def cancel(self) -> None:
+        """The commit will not come: let the claim go."""
+        self.active.abandoned = True
+        self.set_result(Verdict.STALE)
+
+    def set_result(self, verdict: Verdict, /) -> None:
+        self.is_told = True
+        self.executor.answered(self, verdict)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Postgres has refused it."""
+        self.is_told = True
+        self.executor.refused(self, error)
+
+
 class Executor:
     """Turns claims into commits."""
 
     def __init__(
         self,
         *,
-        committer: CommitQueue,
-        spawner: CommitQueue,
+        commit_queue: CommitQueue,
+        spawn_queue: CommitQueue,
         active_claims: ActiveClaims,
         all_queue_slots: AllQueueSlots,
         ready_queue: ReadyQueue,
@@ -45,8 +84,8 @@ class Executor:
         surroundings: Surroundings,
         run_ahead: int,
     ) -> None:
-        self._committer = committer
-        self._spawner = spawner  # commits outcomes that insert children: other outcomes do not wait for these
+        self._commit_queue = commit_queue
+        self._spawn_queue = spawn_queue  # of outcomes that insert children: other outcomes do not wait for these
         self._active_claims = active_claims
         self._all_queue_slots = all_queue_slots
         self._step_calls = step_calls
@@ -54,7 +93,7 @@ class Executor:
         self._surroundings = surroundings
         self._run_ahead = run_ahead
         self._ready_queue = ready_queue
-        self.step_batch = StepBatch(self._run_in_batch)
+        self.step_batch = StepBatch(partial(self._run, self._run_step))
         self._brought_back: set[asyncio.Task[None]] = set()  # refused commits that `handle` receives
 
     @property
@@ -84,12 +123,10 @@ class Executor:
         self._step_calls.invoker.close()
         return [active.claim.label for active in left]
 
-    def _run_in_batch(self, active: ActiveClaim, stored: Read) -> Coroutine[Any, Any, None]:
-        return self._run(active, self._run_step(active, stored))
-
-    async def _run(self, active: ActiveClaim, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, work: Callable[..., Awaitable[None]], active: ActiveClaim, *inputs: Any) -> None:
+        """Do the work of a claim in this task, and drop the claim unless its commit is pending."""
         try:
-            await work
+            await work(active, *inputs)
         except asyncio.CancelledError:
             if not active.abandoned:
                 raise
@@ -112,7 +149,8 @@ class Executor:
         claim = active.claim
         try:
             run = prepare(claim, stored, self._surroundings)
-            await self._incremental_ask.check_shape(run)
+            if run.definition.is_pipeline:
+                await self._incremental_ask.check_shape(run)
         except Unfit as reason:
             log.warning("executor: %s: put aside: %s", claim.label, reason)
             active.leave_slot()
@@ -129,11 +167,11 @@ class Executor:
             return
         if probes.hooks:
             await probes.reach("executor.returned", id=claim.id)
-        following = self._read_ahead(active, run, commit)
+        following = self._read_ahead(active, run, commit) if commit.status is Status.RUNNABLE else None
         if following is not None:
             commit = replace(commit, goes_on=True)
             self._ready_queue.step_aside(active)
-        elif not claim.is_suspect:  # a crash suspect is cleared by its commit: the next one waits for that
+        elif claim.crashes < SUSPECT_AFTER:  # a crash suspect keeps its slot until its commit has cleared it
             active.leave_slot()
         self._submit_pending(active, run, commit, following)
 
@@ -142,11 +180,11 @@ class Executor:
         if active.abandoned:  # by its own step, or the step has caught the cancellation
             return
         active.stage = CONTINUES if commit.goes_on else SUBMITTED
-        committer = self._committer
+        queue = self._commit_queue
         if commit.children is not None:
-            committer = self._spawner
+            queue = self._spawn_queue
             self.step_batch.weigh(len(commit.children))
-        committer.take_over(commit, PendingCommit(active, commit, run, copy_context(), self, following))
+        queue.put(commit, PendingCommit(active, commit, run, copy_context(), self, following))
         active.is_pending = True
 
     def answered(self, given: PendingCommit, verdict: Verdict) -> None:
@@ -171,24 +209,20 @@ class Executor:
     async def _bring_back(self, active: ActiveClaim, run: Run | None, error: BaseException) -> None:
         if not active.abandoned:
             active.begin(own_task())
-            await self._run(active, self._refused(active, run, error))
+            await self._run(self._refused, active, run, error)
 
     def _read_ahead(self, active: ActiveClaim, run: Run, commit: Commit) -> Read | None:
-        """The inputs of the next step, if it may run on the same claim."""
-        if active.steps_ahead >= self._run_ahead or not self._may_go_on(commit):
+        """The inputs of the next step, if it may run on the same claim: nothing has to be checked, loaded or admitted
+        before it."""
+        claim = commit.claim
+        if active.steps_ahead >= self._run_ahead or claim.has_inbox or claim.round or claim.crashes >= SUSPECT_AFTER:
+            return None
+        if not (commit.is_simple_next and self._all_queue_slots[claim.queue].lets_run_ahead(claim.priority)):
             return None
         try:
             return run.read_after(commit)
         except RecursionError:  # so deep a state is read when the row is claimed again
             return None
-
-    def _may_go_on(self, commit: Commit) -> bool:
-        """Whether the next step may run on the same claim: nothing has to be checked, loaded or admitted before it."""
-        claim = commit.claim
-        return (
-            commit.is_simple_next and not (claim.has_inbox or claim.round or claim.is_suspect)
-            and self._all_queue_slots[claim.queue].lets_run_ahead(claim.priority)
-        )  # fmt: skip
 
     async def _refused(self, active: ActiveClaim, run: Run | None, error: BaseException) -> None:
         """Let `handle` decide about a refused outcome, if a step has run."""
@@ -202,4 +236,4 @@ class Executor:
 
     def _submit(self, active: ActiveClaim, commit: Commit) -> asyncio.Future[Verdict]:
         active.stage = CONTINUES if commit.goes_on else SUBMITTED
-        return (self._committer if commit.children is None else self._spawner).submit(commit)
+        return (self._commit_queue if commit.children is None else self._spawn_queue).submit(commit)

@@ -28,9 +28,8 @@ class Inputs:
         self.units = units or {}
         self.unreadable: dict[int, InvalidPayload] = {}
 
-    def beside(self, id_: int, state: str, *, unchecked: bool) -> Read:
-        if not (self.inboxes or self.families or self.units or self.unreadable):
-            return Read(state, None, unchecked)
+    def beside(self, id_: int, state: str, unchecked: bool) -> Read:
+        """The inputs of one instance."""
         return Read(
             state, None, unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
             self.units.get(id_), self.unreadable.get(id_),

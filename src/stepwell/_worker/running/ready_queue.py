@@ -49,7 +49,7 @@ class ReadyQueue:
         self._lined_up: set[int] = set()  # instances
         self._suspects: deque[Claim] = deque()  # that wait until no other one runs
         self._suspect: Claim | None = None  # the one that runs
-        self._leaving: set[int] = set()  # instances
+        self.leaving: set[int] = set()  # instances
         self.free_slot = self.end  # bound once
         self._come_back = self._end_away
 
@@ -73,7 +73,7 @@ class ReadyQueue:
             starters.append(queue_slots.buffer.popleft())
         if starters:
             queue_slots.makes_no_progress = False
-        if starters or self._may_begin_suspect(queue_slots):
+        if starters or (self._suspects and self._may_begin_suspect(queue_slots)):
             queue_slots.is_beginning = True
             self._lined_up.update(claim.id for claim in starters)  # at once: `waiting_ids` has them
             self._starter.begin(queue_slots, starters)
@@ -184,14 +184,13 @@ class ReadyQueue:
 
     def released(self, claims: Sequence[Claim]) -> None:
         """The release of these claims has ended."""
-        if self._leaving:
-            self._leaving.difference_update(claim.id for claim in claims)
+        self.leaving.difference_update(claim.id for claim in claims)
 
     def _take_back(self, claims: Sequence[Claim]) -> list[Claim]:
         held = [claim for claim in claims if self._holds(claim)]
         for claim in held:
             self._active_claims.drop(claim)
-            self._leaving.add(claim.id)
+            self.leaving.add(claim.id)
         return held
 
     def _leave_line(self, suspects: Collection[Claim]) -> None:
@@ -226,7 +225,12 @@ class ReadyQueue:
         return changed, [claim for queue_slots in self._all_queue_slots if queue_slots.is_paused
                          for claim in self.take_back(queue_slots)]
 
+    @property
+    def has_unstarted(self) -> bool:
+        """Whether claims outside the buffers are about to start, or are released."""
+        return bool(self._lined_up or self.leaving or self._suspects)
+
     def waiting_ids(self) -> list[int]:
         """Instances that are claimed and have not started."""
         buffered = [claim.id for queue_slots in self._all_queue_slots for claim in queue_slots.buffer]
-        return [*self._lined_up, *self._leaving, *(claim.id for claim in self._suspects), *buffered]
+        return [*self._lined_up, *self.leaving, *(claim.id for claim in self._suspects), *buffered]

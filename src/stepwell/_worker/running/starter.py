@@ -15,7 +15,7 @@ from stepwell._process.stats import Stats
 from stepwell._store.connection.pool import Database
 from stepwell._store.registrations import workers
 from stepwell._store.registrations.workers import StartedClaims
-from stepwell._worker.active_claims import ActiveClaims
+from stepwell._worker.active_claims import ActiveClaims, Read
 from stepwell._worker.commit_queue import AT_ONCE
 from stepwell._worker.queue_slots import CLOSED, PATIENCE, AllQueueSlots, QueueSlots
 from stepwell._worker.running.inputs import Inputs, load
@@ -49,17 +49,17 @@ class Starter:
         self._beginnings: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # one batch is marked started and launched at a time
         self._latest_claim: datetime | None = None
-        self._fault: Exception | None = None  # raised in the claimer's next tick
-        self._is_failing = False  # since the last batch that started
+        self.fault: Exception | None = None  # raised in the claimer's next tick
+        self.is_failing = False  # since the last batch that started
 
-    def is_still(self, queue_slots: QueueSlots) -> bool:
-        """Whether all that is claimed from this queue would start at once: nothing runs in it, nothing waits or starts
-        in any queue, and the last claim has left nothing."""
-        is_busy = queue_slots.running or queue_slots.away or queue_slots.returning
-        is_busy = is_busy or any(each.reserved for each in self._all_queue_slots)
-        return not (
-            is_busy or queue_slots.left_behind is not None or self._beginnings or self.ready_queue.waiting_ids()
-        )
+    def may_start_all(self, queue_slots: QueueSlots, number: int) -> bool:
+        """Whether so many claims from this queue would start at once: each has a slot, nothing runs in the queue,
+        nothing waits or starts in any queue, and the last claim has left nothing."""
+        if queue_slots.running or queue_slots.away or queue_slots.returning or queue_slots.left_behind is not None:
+            return False
+        if self._beginnings or any(each.reserved or each.buffer for each in self._all_queue_slots):
+            return False
+        return number <= queue_slots.free and not self.ready_queue.has_unstarted
 
     def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None:
         """Take the claims of one statement: start what has a slot, keep the rest in the buffer. What was marked started
@@ -71,13 +71,15 @@ class Starter:
             for claim in claims:
                 if claim.id not in arrived:
                     log.warning("starter: %s: its claim came after it was given back", claim.label)
-        self.ready_queue.released(claims)  # released rows may be claimed again
+        if self.ready_queue.leaving:
+            self.ready_queue.released(claims)  # released rows may be claimed again
         latest = claims[-1].claimed_at
         self._latest_claim = max(latest, self._latest_claim or latest)
         if begun is not None and len(taken) <= queue_slots.free and queue_slots.access is not CLOSED:
             queue_slots.running += len(taken)
-            self._launch(taken, begun, Inputs(begun.inboxes, begun.units), claims[-1].worker_id)
-            self._is_failing = False
+            inputs = Inputs(begun.inboxes, begun.units) if begun.inboxes or begun.units else None
+            self._launch(taken, begun, inputs, claims[-1].worker_id)
+            self.is_failing = False
         else:
             self.ready_queue.put(queue_slots, taken)
             if queue_slots.buffer and not queue_slots.has_look:
@@ -97,13 +99,13 @@ class Starter:
 
     def raise_fault(self) -> None:
         """Raise the error that kept claims from starting since the last look: the claimer backs off."""
-        fault, self._fault = self._fault, None
+        fault, self.fault = self.fault, None
         if fault is not None:
             raise fault
 
     async def see_begun(self) -> None:
         """After an error, wait until the next claims have started, or raise their error too: so a backoff grows."""
-        if self._is_failing:
+        if self.is_failing:
             await self.all_begun()
             self.raise_fault()
 
@@ -126,7 +128,7 @@ class Starter:
             log.debug("starter: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
             if isinstance(error, Outage):
                 self._database.outages.failed_once("beginnings", error)
-            self._fault, self._is_failing = error, True
+            self.fault, self.is_failing = error, True
         self.ready_queue.end_beginning(queue_slots)
 
     async def _begin(self, queue_slots: QueueSlots, starters: list[Claim]) -> None:
@@ -137,19 +139,20 @@ class Starter:
             if claims and (noted := await self._note(claims)) is not None:
                 await self._launch_all(left, *noted)
                 queue_slots.steps_are_short = self._are_over(claims[: len(claims) // 2])
-                self._is_failing = False
+                self.is_failing = False
         finally:
             for claim in left:  # no longer active: the heartbeat releases them within a beat
                 self.ready_queue.let_go(claim)
 
-    async def _note(self, claims: list[Claim]) -> tuple[StartedClaims, Inputs] | None:
+    async def _note(self, claims: list[Claim]) -> tuple[StartedClaims, Inputs | None] | None:
         """Mark claims started, and load their inputs; None if the lease has ended."""
         assert self._latest_claim is not None  # noqa: S101 - `take` has set it
         begin = workers.mark_started(self._database, self._latest_claim, self.ready_queue.waiting_ids(), claims)
+        loaded: Inputs | None = None
         if any(claim.has_inbox or claim.round or claim.unit_id for claim in claims):
             begun, loaded = await asyncio.gather(begin, load(self._database, claims))
         else:
-            begun, loaded = await begin, Inputs()
+            begun = await begin
         if begun is None:
             self._wakeups.lease_lost(claims[-1].worker_id)
             return None
@@ -157,14 +160,14 @@ class Starter:
             await probes.reach("executor.begun", ids=list(begun.states))
         return begun, loaded
 
-    async def _launch_all(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs) -> None:
+    async def _launch_all(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs | None) -> None:
         worker_id = left[-1].worker_id
         while left:
             self._launch(left, begun, loaded, worker_id)
             if left:
                 await asyncio.sleep(0)  # what was launched runs, and is committed while the rest runs
 
-    def _launch(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs, worker_id: int) -> None:
+    def _launch(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs | None, worker_id: int) -> None:
         for _ in range(min(AT_ONCE, len(left))):
             claim = left.popleft()
             state = begun.states.get(claim.id)
@@ -173,7 +176,9 @@ class Starter:
                 continue
             active = self.ready_queue.start(claim)
             if active is not None:
-                self._wakeups.step_ready(active, loaded.beside(claim.id, state, unchecked=claim.id in begun.unchecked))
+                unchecked = claim.id in begun.unchecked
+                inputs = Read(state, None, unchecked) if loaded is None else loaded.beside(claim.id, state, unchecked)
+                self._wakeups.step_ready(active, inputs)
 
     def _are_over(self, claims: list[Claim]) -> bool:
         """Whether the first steps of some of these have ended, and none runs now: the others wait for their turn."""

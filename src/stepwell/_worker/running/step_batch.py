@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from stepwell._worker.active_claims import ActiveClaim, Read
 
 HEAVY = 200  # children that steps in a row have to insert before the loop has a turn, and the first are
 
-RunStep: TypeAlias = Callable[[ActiveClaim, Read], Coroutine[Any, Any, None]]
+RunStep: TypeAlias = Callable[[ActiveClaim, Read], Awaitable[None]]
 BatchedStep: TypeAlias = deque[tuple[ActiveClaim, Read]]
 
 

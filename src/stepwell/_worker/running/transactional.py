@@ -70,14 +70,15 @@ class TransactionalRunner:
     """Runs one transactional step after the other on each of its connections."""
 
     def __init__(
-        self, database: Database, settings: Settings, committer: CommitQueue, announcer: PublishesCommits, stats: Stats
-    ) -> None:
+        self, database: Database, settings: Settings, commit_queue: CommitQueue, announcer: PublishesCommits,
+        stats: Stats,
+    ) -> None:  # fmt: skip
         self._pool = step_transaction.transactions(
             database.dsn, settings.transactional_session, settings.transactional_pool,
             Bounds.of_worker(settings.lease), database.timelines, database.schema,
         )  # fmt: skip
         self._database = database
-        self._committer = committer
+        self._commit_queue = commit_queue
         self._announcer = announcer
         self._stats = stats
 
@@ -225,7 +226,7 @@ class TransactionalRunner:
         else:  # an outage is logged once, and not for each step
             self._database.outages.failed_once("transactional steps", Outage(f"{active.claim.label}: {lost.how}"))
         active.stage = SUBMITTED
-        await self._committer.submit(again(active.claim, lost.cause), in_doubt=lost.commit)
+        await self._commit_queue.submit(again(active.claim, lost.cause), in_doubt=lost.commit)
 
 
 async def _is_still_ours(database: Queryable, commit: Commit) -> bool:
