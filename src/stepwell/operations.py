@@ -108,7 +108,7 @@ class Operations(ABC):
         The same `dedup_key` has one effect per instance, however often it is sent. `connection` as for `start`.
         """
         client = self._operations
-        work = client.signal(target, name, payload, dedup_key, tenant, connection=connection, notify=notify)
+        work = client.signalling.signal(target, name, payload, dedup_key, tenant, connection=connection, notify=notify)
         await client.calls.within("signal", timeout, work, connection=connection)
 
     async def signal_many(
@@ -120,7 +120,7 @@ class Operations(ABC):
         Returns, in the order of the entries, None, or a NoTarget (not raised) if there was no live target.
         """
         client = self._operations
-        work = client.signal_many(entries, connection=connection, notify=notify)
+        work = client.signalling.signal_many(entries, connection=connection, notify=notify)
         return await client.calls.within("signal_many", timeout, work, connection=connection, is_bulk=True)
 
     async def signal_or_start(

@@ -13,6 +13,7 @@ import asyncpg
 from stepwell import Context, Done, Machine, Next, step
 from stepwell._client.client import Client
 from stepwell._client.control import ControlOperations
+from stepwell._client.signal import SignalOperations
 from stepwell._core.commit import Commit
 from stepwell._core.instance import Claim
 from stepwell._core.start_request import NewInstance, admit_many
@@ -102,6 +103,10 @@ class Contest:
             contestant, self.registry, engine._notifier, engine._emitter, engine.settings,  # type: ignore[arg-type]
             engine._token_keys,
         )
+
+    def signalling(self, contestant: Contestant) -> SignalOperations:
+        """The signals of a client, through that connection only."""
+        return self.client(contestant).signalling
 
     def operating(self, contestant: Contestant) -> ControlOperations:
         """The operator's calls, through that connection only."""

@@ -103,7 +103,7 @@ async def test_a_signal_to_a_pruned_instance_finds_no_target_and_stores_nothing(
 
     for target in (failed, "k"):
         with pytest.raises(NoTarget):
-            await contest.client(signalling).signal(target, "paid", 1, None, None)
+            await contest.signalling(signalling).signal(target, "paid", 1, None, None)
 
     if not committed:
         await pruning.commit()
@@ -114,7 +114,7 @@ async def test_a_pruner_deletes_the_inbox_and_no_signal_arrives_after_it(contest
     pruning, signalling = await contest.join()
     claim = await contest.executing(pruning)
     await contest.harness.engine.migrate()
-    await contest.client(signalling).signal(claim.id, "paid", 1, None, None)
+    await contest.signalling(signalling).signal(claim.id, "paid", 1, None, None)
     await contest.flush(pruning, stopped(claim))
     await contest.harness.advance(LATER)
     assert await contest.inbox(claim.id) == [("paid", "1")]  # a failed instance keeps it, closed

@@ -30,7 +30,7 @@ async def test_a_signal_that_arrives_while_its_deadline_fires_is_in_the_inbox(co
     await ticking.begin()
     assert (await instances.wake_due(ticking, ["default"])).freed == 1
 
-    delivery = await contest.blocked(delivering, contest.client(delivering).signal(sleeper, "paid", 1, None, None))
+    delivery = await contest.blocked(delivering, contest.signalling(delivering).signal(sleeper, "paid", 1, None, None))
     await ticking.commit()
     await delivery
 
@@ -44,7 +44,7 @@ async def test_a_deadline_during_the_delivery_of_its_signal_does_not_fire(
     ticking, delivering = await contest.join()
     sleeper = await overdue(contest, ticking)
     await delivering.begin()
-    await contest.client(delivering).signal(sleeper, "paid", 1, None, None)
+    await contest.signalling(delivering).signal(sleeper, "paid", 1, None, None)
 
     assert (await instances.wake_due(ticking, ["default"])).freed == 0
     await delivering.commit()
@@ -60,7 +60,7 @@ async def test_without_skip_locked_every_timer_would_wait_for_a_delivery(
     ticking.change("instances/wake_due", ("for no key update skip locked", "for no key update"))
     sleeper = await overdue(contest, ticking)
     await delivering.begin()
-    await contest.client(delivering).signal(sleeper, "paid", 1, None, None)
+    await contest.signalling(delivering).signal(sleeper, "paid", 1, None, None)
 
     tick = await contest.blocked(ticking, instances.wake_due(ticking, ["default"]))
     await delivering.commit()
@@ -72,9 +72,9 @@ async def test_two_concurrent_deliveries_of_one_event_succeed_with_one_effect(co
     one, other = await contest.join()
     claim = await contest.executing(one)
     await one.begin()
-    await contest.client(one).signal(claim.id, "paid", 1, "event 7", None)
+    await contest.signalling(one).signal(claim.id, "paid", 1, "event 7", None)
 
-    again = await contest.blocked(other, contest.client(other).signal(claim.id, "paid", 2, "event 7", None))
+    again = await contest.blocked(other, contest.signalling(other).signal(claim.id, "paid", 2, "event 7", None))
     await one.commit()
     await again
 
@@ -85,9 +85,9 @@ async def test_the_second_delivery_of_an_event_counts_if_the_first_is_rolled_bac
     one, other = await contest.join()
     claim = await contest.executing(one)
     await one.begin()
-    await contest.client(one).signal(claim.id, "paid", 1, "event 7", None)
+    await contest.signalling(one).signal(claim.id, "paid", 1, "event 7", None)
 
-    again = await contest.blocked(other, contest.client(other).signal(claim.id, "paid", 2, "event 7", None))
+    again = await contest.blocked(other, contest.signalling(other).signal(claim.id, "paid", 2, "event 7", None))
     await one.rollback()
     await again
 
@@ -118,7 +118,7 @@ async def test_an_event_consumed_meanwhile_has_no_second_effect(contest: Contest
     await one.begin()
     await contest.flush(one, following(claim, consumes=(signal.id,)))
 
-    again = await contest.blocked(other, contest.client(other).signal(claim.id, "paid", 2, "event 7", None))
+    again = await contest.blocked(other, contest.signalling(other).signal(claim.id, "paid", 2, "event 7", None))
     await one.commit()
     await again
 
@@ -131,7 +131,7 @@ async def test_an_end_does_not_empty_the_inbox_of_an_instance_restarted_meanwhil
     await deliver(operator, [paid(claim.id)])  # the claim does not know of it: its end is a plain one
     assert [row.has_inbox for row in await commit_rows(finishing, [done(claim)])] == [True]
     await contest.operating(operator).restart(claim.id, "a", None, None, by=None, tenant=None)
-    await contest.client(operator).signal(claim.id, "paid", 2, None, None)
+    await contest.signalling(operator).signal(claim.id, "paid", 2, None, None)
 
     await signals.drop(finishing, [claim.id])
 
@@ -183,7 +183,7 @@ async def test_a_single_try_of_signal_or_start_would_neither_signal_nor_start(co
     await one.begin()
     await contest.client(one).signal_or_start(Plain, {}, "k", "paid", 1, None, None)
 
-    once = await contest.blocked(other, client._signal_or_start_once(paid("k"), entry))
+    once = await contest.blocked(other, client.signalling._signal_or_start_once(paid("k"), entry))
     await one.commit()
 
     assert await once is None

@@ -30,7 +30,7 @@ async def test_a_delivery_waits_for_an_uncommitted_park_and_wakes_the_instance(
     await parking.begin()
     assert await contest.flush(parking, parked(claim, "paid")) == [claim.id]
 
-    sending = contest.client(delivering).signal(claim.id, "paid", 1, dedup_key, None)
+    sending = contest.signalling(delivering).signal(claim.id, "paid", 1, dedup_key, None)
     delivery = await contest.blocked(delivering, sending)
     await parking.commit()
     await delivery
@@ -82,7 +82,7 @@ async def test_a_park_does_not_wait_for_an_uncommitted_delivery_and_sees_it_late
     parking, delivering = await contest.join()
     claim = await contest.executing(parking)
     await delivering.begin()
-    await contest.client(delivering).signal(claim.id, "paid", 1, None, None)
+    await contest.signalling(delivering).signal(claim.id, "paid", 1, None, None)
 
     assert await contest.flush(parking, parked(claim, "paid")) == []
     await delivering.commit()
@@ -168,7 +168,7 @@ async def test_a_delivery_that_waited_for_its_targets_end_stores_nothing(contest
     await finishing.begin()
     await contest.flush(finishing, done(claim))
 
-    delivery = await contest.blocked(delivering, contest.client(delivering).signal("k", "paid", 1, None, None))
+    delivery = await contest.blocked(delivering, contest.signalling(delivering).signal("k", "paid", 1, None, None))
     await finishing.commit()
 
     with pytest.raises(NoTarget):
@@ -192,7 +192,7 @@ async def test_a_fast_delivery_that_waited_for_its_targets_end_stores_nothing(
     await contest.flush(finishing, done(claim))
 
     delivery = await contest.blocked(
-        delivering, contest.client(delivering).signal_many([(claim.id, "paid", 1)])
+        delivering, contest.signalling(delivering).signal_many([(claim.id, "paid", 1)])
     )
     await finishing.commit()
     [answer] = await delivery
@@ -208,7 +208,7 @@ async def test_without_its_lock_a_delivery_would_lose_the_signal_on_an_ended_row
     await finishing.begin()
     await contest.flush(finishing, done(claim))
 
-    delivery = await contest.blocked(delivering, contest.client(delivering).signal("k", "paid", 1, None, None))
+    delivery = await contest.blocked(delivering, contest.signalling(delivering).signal("k", "paid", 1, None, None))
     await finishing.commit()
     await delivery
 
@@ -221,7 +221,7 @@ async def test_an_end_does_not_wait_for_an_uncommitted_delivery(contest: Contest
     finishing, delivering = await contest.join()
     claim = await contest.executing(finishing)
     await delivering.begin()
-    await contest.client(delivering).signal(claim.id, "paid", 1, None, None)
+    await contest.signalling(delivering).signal(claim.id, "paid", 1, None, None)
 
     assert await contest.flush(finishing, done(claim)) == []
     await delivering.commit()
@@ -238,7 +238,7 @@ async def test_a_delivery_that_waited_for_a_keys_holder_reaches_its_successor(co
     await contest.flush(finishing, done(claim))
     [successor] = await start.start(finishing, contest.entries(Plain.child({}, key="k")))  # type: ignore[arg-type]
 
-    delivery = await contest.blocked(delivering, contest.client(delivering).signal("k", "paid", 1, None, None))
+    delivery = await contest.blocked(delivering, contest.signalling(delivering).signal("k", "paid", 1, None, None))
     await finishing.commit()
     await delivery
 

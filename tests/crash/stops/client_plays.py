@@ -132,7 +132,8 @@ PLAYS = [
         "stepwell._store.registrations.machines.register_missing",
     ], act=act("start"), transports=[Nowhere()]),
     play("signal or start", endings, MACHINES, of=[
-        "stepwell._client.client.Client._signal_or_start_once", "stepwell._client.client.Client.signal_or_start",
+        "stepwell._client.signal.SignalOperations._signal_or_start_once",
+        "stepwell._client.signal.SignalOperations.signal_or_start",
     ], act=act("signal_or_start"), transports=[Nowhere()]),
     play("answers", endings, MACHINES, of=[
         "stepwell._store.operations.complete._complete_full", "stepwell._store.operations.complete._complete_waiting",

@@ -105,7 +105,7 @@ NOT_SENT = {
     "stepwell._store.interactions.fail": {*_OF_ITEMS, "await_units/drop_items"},
     "stepwell._store.await_units._mend": _OF_ITEMS,
     # With a key: neither the statement for uniform batches without keys, nor that for signals to ids.
-    "stepwell._client.client.Client._signal_or_start_once": {"instances/start_fast", "signals/deliver_fast"},
+    "stepwell._client.signal.SignalOperations._signal_or_start_once": {"instances/start_fast", "signals/deliver_fast"},
 }
 RARE = {"instances/undo_start"}  # only if a pruner deletes a key's holder between two statements: test_prune_races.py
 
