@@ -24,8 +24,9 @@ from stepwell._core.serialization.bounds import (
     read_raw,
     without_strings,
 )
-from stepwell._core.serialization.codec import StateType, encode_raw, encode_value
+from stepwell._core.serialization.codec import encode_raw, encode_value
 from stepwell._core.serialization.reply_type import reply_type
+from stepwell._core.serialization.state_type import StateType
 from stepwell.errors import InvalidPayload, InvalidState, PayloadTooLarge
 
 LARGEST = 16_384

@@ -19,13 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell._core.serialization.codec import (
-    NO_DEFAULT,
-    StateType,
-    arguments_type,
-    decode_value,
-    encode_value,
-)
+from stepwell._core.serialization.codec import decode_value, encode_value
+from stepwell._core.serialization.state_type import NO_DEFAULT, StateType, arguments_type
 from stepwell.errors import DefinitionError, InvalidInput, InvalidPayload, InvalidState
 
 
@@ -514,7 +509,8 @@ def test_the_arguments_of_a_job_are_checked_like_a_state() -> None:
 
 
 def test_pydantic_is_never_imported_for_applications_without_it() -> None:
-    script = ("import sys; from stepwell._core.serialization.codec import *; s = StateType(None); "
+    script = ("import sys; from stepwell._core.serialization.codec import *; "
+              "from stepwell._core.serialization.state_type import *; s = StateType(None); "
               "s.decode(s.admit({'a': 1})); encode_value(1, 'r'); sys.exit('pydantic' in sys.modules)")
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -13,7 +13,8 @@ import msgspec
 import pydantic
 import pytest
 
-from stepwell._core.serialization.codec import StateType, encode_value
+from stepwell._core.serialization.codec import encode_value
+from stepwell._core.serialization.state_type import StateType
 from stepwell.errors import InvalidPayload
 
 NAN = float("nan")

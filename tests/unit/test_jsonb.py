@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypedDict
 import msgspec
 import pytest
 
-from stepwell._core.serialization.codec import StateType
 from stepwell._core.serialization.jsonb import as_jsonb
+from stepwell._core.serialization.state_type import StateType
 from stepwell._core.serialization.type_shape import Survey
 
 

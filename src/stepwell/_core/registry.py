@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from stepwell._core.limits.requirement import Declared, LimitRequirement
-from stepwell._core.serialization.codec import NO_DEFAULT, StateType, arguments_type
 from stepwell._core.serialization.result_type import UNTYPED, ResultType, result_type
+from stepwell._core.serialization.state_type import NO_DEFAULT, StateType, arguments_type
 from stepwell.context import Context
 from stepwell.errors import Cancel, DefinitionError, InvalidInput, UnknownMachine, UnknownStep, UnknownTransport
 from stepwell.job import STEP, Job

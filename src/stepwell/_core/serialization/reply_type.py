@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from stepwell._core.serialization.bounds import MOST_LONG_NUMBERS, has_many_long_numbers, uncollected
-from stepwell._core.serialization.codec import decoder_of, encode_typed, read
+from stepwell._core.serialization.codec import encode_typed, read
+from stepwell._core.serialization.encoder import decoder_of
 from stepwell._core.serialization.type_ref import held_by, refer, refer_function, resolve, shown, split
 from stepwell._core.serialization.type_shape import Place, Survey, is_model
 from stepwell.errors import InvalidOutcome, InvalidState

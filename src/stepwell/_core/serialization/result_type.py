@@ -14,7 +14,8 @@ from typing import Any, Final, get_origin
 
 import msgspec
 
-from stepwell._core.serialization.codec import decoder_of, encode_value, read, write
+from stepwell._core.serialization.codec import encode_value, read, write
+from stepwell._core.serialization.encoder import decoder_of
 from stepwell._core.serialization.type_shape import Place, Survey
 from stepwell.errors import DefinitionError, InvalidInput
 
