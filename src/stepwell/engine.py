@@ -297,12 +297,6 @@ class Engine(Operations):
         return twin
 
     @property
-    def _operations(self) -> Client:
-        if self._client is None:
-            raise EngineClosed
-        return self._client
-
-    @property
     def _opened(self) -> Database:
         if self._database is None:
             raise EngineClosed

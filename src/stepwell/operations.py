@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, overload
@@ -12,23 +11,29 @@ from stepwell._client.client import Client, Handle, IfExists
 from stepwell._client.wait import Until
 from stepwell._core.instance import Instance
 from stepwell._core.interaction import Answer, Completion
-from stepwell.errors import Duplicate, NoTarget
+from stepwell.errors import Duplicate, EngineClosed, NoTarget
 from stepwell.job import Job
 from stepwell.limits import LimitRef
 from stepwell.machine import Compiled, Machine
 from stepwell.outcomes import Entry, KeyScope, Result, Start, StepRef
 
+_DEFAULTS = {"key_scope": "live", "priority": 0}  # of options; of all others it is None
 
-class Operations(ABC):
+
+class Operations:
     """The calls of an open engine.
 
     Every call takes `timeout=`, by default the setting `call_timeout`, and raises CallTimeout when that has passed.
     """
 
+    _client: Client | None = None  # while the engine is open
+
     @property
-    @abstractmethod
     def _operations(self) -> Client:
         """The client of the engine; EngineClosed if the engine is not open."""
+        if self._client is None:
+            raise EngineClosed
+        return self._client
 
     async def start(
         self,
@@ -65,8 +70,9 @@ class Operations(ABC):
             "step": step, "concurrency_key": concurrency_key, "concurrency_limit": concurrency_limit,
             "rate_limit": rate_limit, "weight": weight, "tenant": tenant,
         }  # fmt: skip
+        given = {name: value for name, value in options.items() if value is not _DEFAULTS.get(name)}
         client = self._operations
-        work = client.start(machine, state, options, if_exists, connection=connection, notify=notify)
+        work = client.start(machine, state, given, if_exists, connection=connection, notify=notify)
         return await client.calls.within("start", timeout, work, connection=connection)
 
     @overload

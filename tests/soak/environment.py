@@ -66,8 +66,8 @@ class Node:
         worker, worker_id, graph = self.worker, self.worker.id, self.worker._graph
         worker._state.is_stopping = True
         for database in (self._database, graph.upkeep.heartbeat._database):
-            if database._pool is not None:
-                database._pool.terminate()
+            if database.pool is not None:
+                database.pool.terminate()
         services = graph.services()
         for service in services:
             service._stopping = True  # the driver may turn a cancellation into an error of its own
@@ -85,7 +85,7 @@ class Node:
         await asyncio.gather(*tasks, return_exceptions=True)
         await worker._subscriptions.aclose()
         await graph.upkeep.heartbeat.stop()
-        self._database._pool = None
+        self._database.pool = None
         await self.engine.close()
         if worker_id is not None:
             await databases.query(self._url, BURY, worker_id)

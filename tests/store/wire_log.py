@@ -20,7 +20,7 @@ HOUSEKEEPING = {
     "instances/wake_due", "workers/beat", "workers/elect", "instances/find_lost", "concurrency_keys/find_idle",
     "instances/admit_versions", "workers/forget", "instances/prune", "limits/prune", "fair_queues/migrate",
     "interactions/release_lost", "await_units/release_stuck", "await_units/find_orphaned", "children/find_childless",
-    "workers/find_vacuum_blockers", "BEGIN", "COMMIT",
+    "workers/find_vacuum_blockers", "workers/end_stalled", "BEGIN", "COMMIT",
 }  # fmt: skip
 
 # A connection asks once about each type of array that it uses; no operation pays for that twice.
@@ -38,7 +38,7 @@ class Tally:
     async def attach(self) -> None:
         """Open every connection the pools may have, and attach to the driver's log of each."""
         for database in self._databases:
-            pool = database._pool
+            pool = database.pool
             assert pool is not None
             async with AsyncExitStack() as stack:
                 for _ in range(pool.get_max_size()):

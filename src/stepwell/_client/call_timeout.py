@@ -27,23 +27,25 @@ class Calls:
         is_bulk: bool = False,
     ) -> R:  # fmt: skip
         """Do the work, or raise CallTimeout. Work in the caller's own transaction has no bound."""
-        try:
-            allowed = self._allowed(timeout, connection, is_bulk=is_bulk)
-        except InvalidInput:
-            work.close()
-            raise
-        if allowed is None:
+        if timeout is not None:
+            try:
+                allowed = _given(timeout, connection)
+            except InvalidInput:
+                work.close()
+                raise
+        elif connection is not None:
             return await work
+        else:
+            allowed = self.default * (BULK if is_bulk else 1)
         with Deadline(call, allowed):
             return await work
 
-    def _allowed(self, timeout: Timeout | None, connection: object, *, is_bulk: bool) -> float | None:
-        if timeout is None:
-            return None if connection is not None else self.default * (BULK if is_bulk else 1)
-        if connection is not None:
-            raise InvalidInput("timeout", "a call on your connection is part of your transaction; bound it there, for "
-                               "example with statement_timeout")
-        return to_seconds(timeout)
+
+def _given(timeout: Timeout, connection: object) -> float:
+    if connection is not None:
+        raise InvalidInput("timeout", "a call on your connection is part of your transaction; bound it there, for "
+                           "example with statement_timeout")
+    return to_seconds(timeout)
 
 
 def to_seconds(timeout: object) -> float:

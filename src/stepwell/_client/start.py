@@ -116,9 +116,13 @@ class StartOperations:
 
     async def _insert_singles(self, singles: list[tuple[NewInstance, bool]]) -> list[int]:
         entries = [entry for entry, _ in singles]
-        rows = await retried(lambda: start(self._database, entries))
+        try:
+            rows = await start(self._database, entries)
+        except Contention:
+            rows = await retried(lambda: start(self._database, entries))
         is_taken = self.announce([row for row, (_, notify) in zip(rows, singles, strict=True) if notify])
-        self._emitter.started(entries, rows)
+        if self._emitter.hooks.wanted:
+            self._emitter.started(entries, rows)
         if is_taken:
             await asyncio.sleep(0)  # the worker sends its claim before the caller continues
         return [row.id for row in rows]

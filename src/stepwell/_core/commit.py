@@ -54,12 +54,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.timeout if self.asks is None else self.asks.common.timeout
 
     @property
-    def length(self) -> int:
-        """Characters of its wide values: state, result, error and request."""
-        asked = 0 if self.asks is None or self.asks.interaction is None else len(self.asks.interaction.request)
-        return len(self.state or "") + len(self.result or "") + len(self.error or "") + asked
-
-    @property
     def is_simple_next(self) -> bool:
         """Whether it only changes the step: no delay, queue, key, limit or signal."""
         return (
@@ -108,33 +102,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             and self.children is None and not self.consumes and self.asks is None
             and not self.claim.attempt and not self.has_filled  # else it may leave a partly filled unit
             and (self.claim.needs is None or self.claim.needs.concurrency_limit is None)
-        )  # fmt: skip
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether the fast path commits it: it only ends as done, or only changes the step. (Other statements do what
-        an end requires: count a child at its parent, release the slot of a limit to waiters.)"""
-        claim = self.claim
-        return (
-            (self.status is Status.RUNNABLE or self.status is Status.DONE)
-            and claim.concurrency_key is None and (claim.needs is None or self.status is Status.DONE)
-            and not claim.attempt
-            and not self.delay and self.hold is None and not self.keeps_awaits and self.queue is None
-            and self.priority is None and not self.switches_key and self.children is None and not self.consumes
-            and self.needs is None and self.error is None and self.version == claim.version
-            and not self.was_unchecked and not self.has_filled and self.asks is None and not self.attempt
-        )  # fmt: skip
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """What decides which statements commit it: the success of one shape says nothing about another."""
-        claim = self.claim
-        return (
-            self.status, self.is_simple, self.is_plain, self.stores, self.result is None, self.error is None,
-            self.children is None, self.spawns_keys, self.consumes == (), self.awaits is None, self.keeps_awaits,
-            self.asks is None, self.asks is None or self.asks.interaction is None, self.has_filled,
-            claim.concurrency_key is None, claim.needs is None, claim.parent_id is None, claim.unit_id is None,
-            claim.has_inbox,
         )  # fmt: skip
 
     @property

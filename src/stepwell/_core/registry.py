@@ -86,10 +86,13 @@ class Registry:
         self.has_token_keys = has_token_keys
         self._transports = transports or {}
         self._versions: dict[str, dict[int, Definition]] = {}
+        self._by_object: dict[int, tuple[object, Definition]] = {}  # by id; the tuple keeps the object alive
         if isinstance(machines, Job | type):
             raise DefinitionError(f"machines: expected a list, got {machines!r}; write machines=[…]")
         for machine in machines:
-            self._add(self._with_needs(define(machine)))
+            definition = self._with_needs(define(machine))
+            self._add(definition)
+            self._by_object[id(machine)] = machine, definition
 
     def _with_needs(self, definition: Definition) -> Definition:
         """The definition with the limits of its steps, as this engine declares them."""
@@ -150,6 +153,9 @@ class Registry:
 
     def resolve(self, machine: object, version: int | None = None) -> Definition:
         """The definition that a start names: by machine class, job, or name (the given or the newest version)."""
+        registered = self._by_object.get(id(machine))
+        if registered is not None and version is None:
+            return registered[1]
         machine = machine_of(machine)
         if isinstance(machine, str):
             versions = self._versions.get(machine)

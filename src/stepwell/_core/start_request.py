@@ -29,6 +29,7 @@ OPTIONS = (
     "key", "key_scope", "queue", "priority", "delay", "at", "step", "concurrency_key", "concurrency_limit",
     "rate_limit", "weight", "tenant", "version",
 )  # fmt: skip
+LIMIT_OPTIONS = frozenset({"concurrency_limit", "rate_limit", "weight"})
 SCOPES = ("live", "forever")
 
 
@@ -62,26 +63,31 @@ def admit(
     if delay is not None and at is not None:
         raise InvalidInput("delay", "both delay and at are given; give one of them")
     text = _text_of(definition, state, max_payload)
-    queue, given_tenant = options.get("queue"), options.get("tenant")
-    step = _step_of(definition, options.get("step"))
-    return NewInstance(
+    queue, given_tenant, concurrency_key = options.get("queue"), options.get("tenant"), options.get("concurrency_key")
+    step = definition.initial if options.get("step") is None else _step_of(definition, options["step"])
+    declared = definition.needs.get(step)
+    has_limits = declared is not None or not LIMIT_OPTIONS.isdisjoint(options)
+    entry = NewInstance(
         machine=definition.name,
         version=definition.version,
         step=step,
         queue=definition.queue if queue is None else check_queue(queue),
-        priority=check_priority(options.get("priority", 0)),
+        priority=check_priority(options["priority"]) if "priority" in options else 0,
         delay=None if delay is None else check_delay("delay", delay),
         at=None if at is None else check_at("at", at),
         tenant=tenant if given_tenant is None else check_tenant(given_tenant),
-        concurrency_key=check_concurrency_key(options.get("concurrency_key")),
+        concurrency_key=None if concurrency_key is None else check_concurrency_key(concurrency_key),
         state=text,
-        needs=registry.limits.of_start(definition.needs.get(step), options),
-        **_identity(options.get("key"), options.get("key_scope", "live")),
+        needs=registry.limits.of_start(declared, options) if has_limits else None,
     )
+    key, scope = options.get("key"), options.get("key_scope", "live")
+    return entry if key is None and scope == "live" else replace(entry, **_identity(key, scope))
 
 
 def _text_of(definition: Definition, state: Any, max_payload: int) -> str:
-    return definition.state.admit(state_of(definition, state), max_payload)
+    if definition.is_pipeline or isinstance(state, Arguments):
+        state = state_of(definition, state)
+    return definition.state.admit(state, max_payload)
 
 
 def _identity(key: object, scope: object) -> dict[str, str | None]:
@@ -153,8 +159,6 @@ def state_of(definition: Definition, state: Any) -> Any:
 
 
 def _step_of(definition: Definition, step: Any) -> str:
-    if step is None:
-        return definition.initial
     name = step_name(step)
     if name is None:
         raise InvalidInput("step", f"{step!r} is not a step; name one as Checkout.ship or \"ship\"")

@@ -47,7 +47,7 @@ def transition(
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
     text, again = None, None
-    if not (keeps_state and isinstance(given, Unset)):
+    if not definition.is_job and not (keeps_state and isinstance(given, Unset)):  # a job's arguments never change
         text, again = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
     match outcome:
         case Next():
@@ -228,9 +228,7 @@ def failure_text(reason: str | BaseException) -> str:
 
 
 def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> tuple[str | None, Any]:
-    """The state as text if the step changed it, and that text decoded. A job's arguments never change."""
-    if definition.is_job:
-        return None, None
+    """The state as text if the step changed it, and that text decoded."""
     text, again = definition.state.changed(state, mark)
     if text is not None:
         check_bounds(text, "state", max_payload)

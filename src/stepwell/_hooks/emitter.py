@@ -15,6 +15,7 @@ from stepwell._hooks.runner import Hooks
 from stepwell._store.instances import Reaped
 from stepwell._store.limits import Held
 from stepwell._store.operations.commit_result import CommitResult
+from stepwell._store.operations.encoding import text_length
 from stepwell._store.operations.start import Started
 from stepwell.events import Event, EventName, OutcomeName
 
@@ -98,8 +99,8 @@ class Emitter:
             ended = [one for one in ran if one[1] is Status.FAILED]
             self.hooks.put(ended, lambda one: _outcome("failed", *one, now))
         if "large" in self.hooks.wanted:
-            large = [one for one in ran if one[0].length > self._large]
-            self.hooks.put(large, lambda one: replace(_outcome("large", *one, now), size=one[0].length))
+            large = [one for one in ran if text_length(one[0]) > self._large]
+            self.hooks.put(large, lambda one: replace(_outcome("large", *one, now), size=text_length(one[0])))
 
 
 def _start(name: EventName, entry: NewInstance, row: Started, parent_id: int | None, now: datetime) -> Event:

@@ -90,7 +90,13 @@ class Service(ABC):
 
     async def _run(self, after: float | None) -> None:
         try:
-            await self._loop(after)
+            if after != 0.0:
+                await self._rest(after)
+            while not self._stopping:
+                self.woken = False
+                self._until = float("inf")
+                pause = await self._tick_safely()
+                await self._rest(pause)
         except asyncio.CancelledError:
             if not self._is_cutting:
                 self.is_cut_off = True
@@ -99,15 +105,6 @@ class Service(ABC):
         finally:
             self.outages.left(self._party)
             self.ended()
-
-    async def _loop(self, after: float | None) -> None:
-        if after != 0.0:
-            await self._rest(after)
-        while not self._stopping:
-            self.woken = False
-            self._until = float("inf")
-            pause = await self._tick_safely()
-            await self._rest(pause)
 
     async def _tick_safely(self) -> float | None:
         try:

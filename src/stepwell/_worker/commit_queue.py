@@ -12,6 +12,7 @@ import msgspec
 from stepwell._core.commit import Commit
 from stepwell._process.service import Service
 from stepwell._store.operations.commit_result import CommitResult
+from stepwell._store.operations.encoding import text_length
 from stepwell._worker.lost_replies import COMMITTED, Verdict
 
 log = logging.getLogger("stepwell")
@@ -98,7 +99,7 @@ class CommitQueue:
         """Commit an outcome, and tell `answer` its verdict."""
         if self._is_closed:
             raise asyncio.CancelledError
-        length = commit.length
+        length = text_length(commit)
         is_apart = commit.children is not None and commit.commits_alone
         self.pending.append(QueuedCommit(commit, answer, in_doubt, length, is_apart))
         self._text += length

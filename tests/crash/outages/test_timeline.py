@@ -143,7 +143,7 @@ async def test_an_outcome_of_a_lost_claim_never_lands_on_a_new_timeline(
             await asyncio.wait_for(stage.second_is_open.wait(), PATIENCE)
             [found] = await replicas.primary.query(ROW, turned.id)
             spawns.release()
-            await eventually(lambda: worker._graph.committing.spawner.waiting == 0)
+            await eventually(lambda: worker._graph.committing.spawner.queue.waiting == 0)
             stage.second_may_end.set()
             result = await turned.result(timeout=PATIENCE)
             children = await replicas.primary.query("select from stepwell.instances where machine = 'Child'")

@@ -180,7 +180,8 @@ async def test_a_database_that_defaults_to_repeatable_read_changes_nothing(
         result = await (await engine.start(Rival)).result(timeout=30)
         levels = []
         for database in (engine._opened, worker._database):
-            async with database._acquired() as connection:
+            assert database.pool is not None
+            async with database.pool.acquire() as connection:
                 levels.append(await connection.fetchval("show transaction_isolation"))
 
     assert [row["transaction_isolation"] for row in await h.sql("show transaction_isolation")] == ["repeatable read"]

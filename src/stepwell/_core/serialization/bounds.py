@@ -22,7 +22,7 @@ BYTES_PER_VALUE: Final = 8  # of max_payload; SQL has the same number
 MAX_DIGITS: Final = 1_000
 MAX_DEPTH: Final = 500
 MOST_LONG_NUMBERS: Final = 1_000
-_MOST_GROWTH: Final = 64  # times, of a text that Stepwell wrote: `5e-324,` becomes 328 bytes
+MOST_GROWTH: Final = 64  # times, of a text that Stepwell wrote: `5e-324,` becomes 328 bytes
 _MOST_SHRINKING: Final = 6  # times, of a received text: `\u0041` is one byte
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -43,7 +43,7 @@ def most_values(max_payload: int) -> int:
 
 def check_bounds(text: str, field: str, max_payload: int) -> None:
     """Refuse a text by Stepwell's encoder, without spaces, that has too many bytes or values."""
-    if len(text) * _MOST_GROWTH <= max_payload:
+    if len(text) * MOST_GROWTH <= max_payload:
         return
     encoded = text.encode()
     if len(encoded) > max_payload:

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from stepwell._core.serialization.bounds import (
+    MAX_DIGITS,
+    MOST_GROWTH,
     check_bounds,
     depth_problem,
     read_raw,
@@ -86,9 +88,9 @@ def write(
         if encoded is None:
             encoded = ENCODER.encode(value)
         text = encoded.decode()  # a search in bytes takes five times as long
-        if max_payload is not None:
+        if max_payload is not None and len(text) * MOST_GROWTH > max_payload:
             check_bounds(text, field, max_payload)
-        if problem := text_problem(text, encoded):
+        if ("\\u0000" in text or len(encoded) > MAX_DIGITS) and (problem := text_problem(text, encoded)):
             raise _refuse(problem, value, place, field)  # noqa: TRY301 - reported as all refusals are
         if not risky and "null" in text:
             check_json(value, place, field, thorough=False)

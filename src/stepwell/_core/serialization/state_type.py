@@ -56,15 +56,17 @@ class StateType:
         if value is None:
             value = {}
         if type(value) is self._class and not self._is_mapping:
-            return self.encode(value, max_payload)
+            return self._written(value, None, max_payload)[0]
         if type(value) is not dict and not isinstance(value, Mapping):
             raise InvalidState(self.field, f"expected {self._name} or a mapping, got {type_name(value)}")
         if self._verifier is not None:
             value = read(lambda given: self._made(given, max_payload), value, self.field)
-        return self.encode(value, max_payload)
+        return self._written(value, None, max_payload)[0]
 
     def _made(self, mapping: Mapping[Any, object], max_payload: int | None) -> object:
-        if not self._risky and self._is_flat(mapping):
+        # If it has only known fields with plain values, encoding finds all that a check would find.
+        is_known = mapping.keys() <= self._record.names.keys()
+        if is_known and not self._risky and _PLAIN.issuperset(map(type, mapping.values())):
             try:
                 return msgspec.convert(mapping, self._kind, dec_hook=model_of_argument)
             except Exception:  # noqa: BLE001, S110  the checks below name the problem
@@ -76,10 +78,6 @@ class StateType:
         # The second check sees what the first could not: a naive datetime given as text, defaults to fill in.
         check_json(made, self._place, self.field, thorough=False)
         return made
-
-    def _is_flat(self, mapping: Mapping[Any, object]) -> bool:
-        """Whether it has only known fields with plain values: encoding finds all that a check would find."""
-        return mapping.keys() <= self._record.names.keys() and _PLAIN.issuperset(map(type, mapping.values()))
 
     def encode(self, value: object, max_payload: int | None = None) -> str:
         """The text to store for a state."""

@@ -20,17 +20,25 @@ _CONTENTION_STATES = frozenset({"40001", "40P01", "55P03"})
 _UNIQUE_VIOLATION = "23505"
 
 
+DRIVER_ERRORS = (
+    asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError,
+)  # fmt: skip
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn the driver's errors into ours."""
     try:
         yield
-    except asyncpg.PostgresError as error:
-        raise kind(error)(_describe(error)) from error
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError) as error:
-        if isinstance(error, asyncpg.DataError):
-            raise Refusal(_describe(error)) from error
-        raise Outage(_describe(error)) from error
+    except DRIVER_ERRORS as error:
+        raise fault_of(error) from error
+
+
+def fault_of(error: Exception) -> StoreFault:
+    """Our error for an error of the driver."""
+    if isinstance(error, asyncpg.PostgresError):
+        return kind(error)(_describe(error))
+    return (Refusal if isinstance(error, asyncpg.DataError) else Outage)(_describe(error))
 
 
 def kind(error: asyncpg.PostgresError) -> type[StoreFault]:

@@ -15,7 +15,7 @@ from stepwell._core.store_errors import Outage, StoreFault, Unsettled
 from stepwell._process import probes
 from stepwell._process.outages import Outages
 from stepwell._store.connection.dark_connections import Silence
-from stepwell._store.connection.driver_errors import translated
+from stepwell._store.connection.driver_errors import DRIVER_ERRORS, fault_of, translated
 from stepwell._store.connection.gaps import Gaps, label, opener
 from stepwell._store.connection.settings import (
     SERVER_SHARE,
@@ -85,7 +85,12 @@ class Counting(Protocol):
 
 
 class _Connection(EngineConnection):
-    """A connection that the pool takes back as it is: we leave nothing on it, and a reset costs a round trip."""
+    """A connection that the pool takes back as it is: nothing is left on it, and a reset costs a round trip."""
+
+    @property
+    def bare(self) -> Self:
+        """Itself, also through the pool's proxy, which raises on every use once the connection is lost."""
+        return self
 
     def get_reset_query(self) -> str:
         return ""
@@ -98,25 +103,25 @@ class Session:
         self, connection: asyncpg.Connection, pool: Counting, gaps: Gaps | None = None, *, answer: float | None = None
     ) -> None:
         self._connection = connection
-        self._pool = pool
+        self.pool = pool
         self._gaps = gaps
         self._answer = answer  # seconds that a statement may take; None: what the connection says
         self._is_long = False
 
     @property
     def schema(self) -> str:
-        return self._pool.schema
+        return self.pool.schema
 
     async def fetch(self, name: str, *args: object) -> list[Row]:
-        self._pool.statements += 1
+        self.pool.statements += 1
         if self._gaps is not None:
             await self._gaps.reach(name)
         with translated(), self._silence():
-            return await self._connection.fetch(statement(name, self._pool.schema), *args, timeout=self._answer)
+            return await self._connection.fetch(statement(name, self.pool.schema), *args, timeout=self._answer)
 
     async def copy(self, table: str, columns: Sequence[str], rows: bytes) -> None:
         """Insert rows that are in the binary form of COPY."""
-        self._pool.statements += 1
+        self.pool.statements += 1
         if self._gaps is not None:
             await self._gaps.reach(f"copy {table}")
         # Bytes would be taken for a path. A file is read in a thread, and waits for those of others; after what an
@@ -124,13 +129,13 @@ class Session:
         source: Any = memoryview(rows)
         with translated(), self._silence():
             await self._connection.copy_to_table(
-                table, schema_name=self._pool.schema, columns=columns, source=source, format="binary",
+                table, schema_name=self.pool.schema, columns=columns, source=source, format="binary",
                 timeout=self._answer,
             )  # fmt: skip
 
     async def run(self, sql: str, *, name: str = "") -> None:
         """Send a script of several statements, as migrations are; gaps call it by the name, or by how it begins."""
-        self._pool.statements += 1
+        self.pool.statements += 1
         if self._gaps is not None:
             await self._gaps.reach(name or label(sql))
         with translated(), self._silence():
@@ -176,7 +181,7 @@ class Database:
         self.outages = outages or Outages()
         self.on_dark: list[Callable[[], None]] = []  # called when a connection has not answered in time
         self._most = most
-        self._pool: asyncpg.Pool | None = None
+        self.pool: asyncpg.Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -192,11 +197,11 @@ class Database:
         self._loop = asyncio.get_running_loop()
         try:
             with translated():
-                self._pool = await open_pool(
+                self.pool = await open_pool(
                     self.dsn, _Connection, self._most, self._session, self._bounds, answer=self._bounds.answer,
                     timelines=self.timelines,
                 )  # fmt: skip
-                async with self._acquired() as connection:
+                async with _Lent(self) as connection:
                     version = int(await connection.fetchval("show server_version_num"))
                     shown = str(await connection.fetchval("show server_version"))
                     if connection.bare.is_pooled and self._most > 1:
@@ -229,7 +234,7 @@ class Database:
                                    "(pool_mode, or a default_pool_size of 1)") from error
 
     async def _check_pooler(self, first: EngineConnection) -> None:
-        async with self._acquired() as second:
+        async with _Lent(self) as second:
             for _ in range(POOLER_TRIES):
                 mine = await first.fetchval("select pg_backend_pid()")
                 async with _begun(second.bare):
@@ -240,13 +245,13 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections; one that does not answer is cut."""
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             await close_pool(pool)
 
     def cut(self) -> None:
         """Break all connections without a word, as the end of a process does."""
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             pool.terminate()
 
@@ -258,15 +263,17 @@ class Database:
     async def fetch(self, name: str, *args: object) -> list[Row]:
         """Send one statement on its own, committed when it answers."""
         self.statements += 1
-        with translated():
-            async with self._acquired() as connection:
+        try:
+            async with _Lent(self) as connection:
                 return await connection.fetch(statement(name, self.schema), *args)
+        except DRIVER_ERRORS as error:
+            raise fault_of(error) from error
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Session]:
         """One connection, for statements that are each on their own: so who sends one does not wait for it then."""
         with translated():
-            async with self._acquired() as connection:
+            async with _Lent(self) as connection:
                 yield Session(connection, self)
 
     @asynccontextmanager
@@ -274,7 +281,7 @@ class Database:
         """Several statements, one commit; `anew` if their good plans hang on their arguments, `is_long` if one of them
         may rightly take longer than others. What is planned anew may."""
         with translated():
-            async with self._acquired() as connection:
+            async with _Lent(self) as connection:
                 gaps = Gaps(opener(), connection.get_server_pid()) if probes.hooks else None
                 async with _begun(connection.bare):
                     session = Session(connection, self, gaps)
@@ -324,45 +331,42 @@ class Database:
         if self.timelines is not None:
             self.timelines.check_era(era)
 
-    def check_timeline(self, connection: EngineConnection, era: int) -> None:
-        """Refuse a connection of another timeline, and what was asked for in an earlier era."""
-        if self.timelines is None:
-            return
-        if not self.timelines.fits(connection.timeline):
-            connection.was_cut = True  # and its idle siblings are dropped
-            raise Outage("the connection is on a timeline that the server has left")
-        self.timelines.check_era(era)
-
-    def _acquired(self) -> _Lent:
-        if self._pool is None:
-            raise EngineClosed
-        self.check_loop()
-        return _Lent(self, self._pool)
-
 
 class _Lent:
     """A connection of the pool, as long as the block lasts. As a generator it would cost each statement more."""
 
     __slots__ = ("_connection", "_database", "_era", "_lent", "_pool")
 
-    _lent: EngineConnection  # the pool's proxy, which stands in for its connection
-    _connection: EngineConnection
+    _lent: _Connection  # the pool's proxy, which stands in for its connection
+    _connection: _Connection
 
-    def __init__(self, database: Database, pool: asyncpg.Pool) -> None:
+    def __init__(self, database: Database) -> None:
+        if database.pool is None:
+            raise EngineClosed
+        database.check_loop()
         self._database = database
-        self._pool = pool
-        self._era = database.era
+        self._pool = database.pool
+        self._era = 0 if database.timelines is None else database.timelines.era
 
-    async def __aenter__(self) -> EngineConnection:
+    async def __aenter__(self) -> _Connection:
         lent: Any = await self._pool.acquire()
         self._lent = lent
-        self._connection = lent.bare
-        try:
-            self._database.check_timeline(self._connection, self._era)
-        except Outage as error:
-            await self.__aexit__(Outage, error, None)
-            raise
+        self._connection = connection = lent.bare
+        timelines = self._database.timelines
+        if timelines is not None and (connection.timeline != timelines.current or self._era != timelines.era):
+            try:
+                self._check_timeline(timelines)
+            except Outage as error:
+                await self.__aexit__(Outage, error, None)
+                raise
         return self._lent
+
+    def _check_timeline(self, timelines: Timelines) -> None:
+        """Refuse a connection of another timeline, and what was asked for in an earlier era."""
+        if not timelines.fits(self._connection.timeline):
+            self._connection.was_cut = True  # and its idle siblings are dropped
+            raise Outage("the connection is on a timeline that the server has left")
+        timelines.check_era(self._era)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncpg
 from asyncpg import connect_utils
@@ -121,11 +121,6 @@ class SettledConnection(LearnedConnection):
     bounds = Bounds()
     patience = LONGEST
     """Seconds that a statement which may take long is waited for, before the server must show that it works on it."""
-
-    @property
-    def bare(self) -> Self:
-        """Itself, also through the pool's stand-in, which answers nothing more once the connection is lost."""
-        return self
 
     @property
     def is_pooled(self) -> bool:

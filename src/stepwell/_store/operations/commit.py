@@ -3,7 +3,7 @@
 | condition | statement |
 |---|---|
 | a lock timeout; a second after a lock; once after the fast statement left out an outcome | full path for all |
-| all outcomes are simple (`Commit.is_simple`) | `instances/commit_fast` |
+| all outcomes are simple (`is_simple`) | `instances/commit_fast` |
 | they end children as well | the same; it counts the ends at their parents |
 | the same, a parent is in the batch, or continuations ended lately | the same, then `children/join`, in a transaction |
 | more than 16 are simple, others are not | `instances/commit_fast` for these; the others are `rest` |
@@ -35,6 +35,32 @@ FEW = 16  # simple outcomes, which need no statement of their own beside others
 AFTER_LOCK = 1.0  # seconds of the full path after a row was locked: it may not be the only one
 AFTER_CONTINUATIONS = 1.0  # seconds in which ends are counted apart: those of continuations count at await units
 MOST_REMEMBERED = 10_000  # outcomes that the fast statement left out
+
+
+def is_simple(commit: Commit) -> bool:
+    """Whether the fast statement commits it: it only ends as done, or only changes the step. (Other statements do what
+    an end requires: count a child at its parent, release the slot of a limit to waiters.)"""
+    claim, status = commit.claim, commit.status
+    return (
+        (status is Status.RUNNABLE or status is Status.DONE)
+        and claim.concurrency_key is None and (claim.needs is None or status is Status.DONE)
+        and not claim.attempt
+        and not commit.delay and commit.hold is None and not commit.keeps_awaits and commit.queue is None
+        and commit.priority is None and not commit.switches_key and commit.children is None and not commit.consumes
+        and commit.needs is None and commit.error is None and commit.version == claim.version
+        and not commit.was_unchecked and not commit.has_filled and commit.asks is None and not commit.attempt
+    )  # fmt: skip
+
+
+def shape_of(commit: Commit) -> tuple[object, ...]:
+    """What decides which statements commit it: the success of one shape says nothing about another."""
+    c, claim = commit, commit.claim
+    return (
+        c.status, is_simple(c), c.is_plain, c.stores, c.result is None, c.error is None, c.children is None,
+        c.spawns_keys, c.consumes == (), c.awaits is None, c.keeps_awaits, c.asks is None,
+        c.asks is None or c.asks.interaction is None, c.has_filled, claim.concurrency_key is None,
+        claim.needs is None, claim.parent_id is None, claim.unit_id is None, claim.has_inbox,
+    )  # fmt: skip
 
 
 class NotWritten(Exception):
@@ -72,12 +98,12 @@ class CommitPaths:
             return (), commits
         if self.left_out and any(commit.claim.id in self.left_out for commit in commits):
             return (), commits
-        simple = [commit for commit in commits if commit.is_simple]
+        simple = [commit for commit in commits if is_simple(commit)]
         if len(simple) == len(commits):
             return commits, ()
         if len(simple) <= FEW:
             return (), commits
-        return simple, [commit for commit in commits if not commit.is_simple]
+        return simple, [commit for commit in commits if not is_simple(commit)]
 
 
 async def commit(

@@ -39,6 +39,12 @@ def encode_simple(commits: Sequence[Commit]) -> tuple[str, ...] | None:
     )
 
 
+def text_length(commit: Commit) -> int:
+    """Characters of its wide values: state, result, error and request."""
+    asked = 0 if commit.asks is None or commit.asks.interaction is None else len(commit.asks.interaction.request)
+    return len(commit.state or "") + len(commit.result or "") + len(commit.error or "") + asked
+
+
 def joined(texts: Sequence[str]) -> str | None:
     """Texts as one, which the statement splits; None if the separator is in one of them. JSON escapes it, but a
     msgspec.Raw of an author may not: it would shift the texts of other rows."""

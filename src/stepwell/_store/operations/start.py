@@ -71,9 +71,10 @@ Reader: TypeAlias = Callable[[], list[Started]]
 async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
     """Insert instances; positions of duplicate keys are missing. Entries with keys need a transaction."""
     arguments = _uniform(entries)
-    if arguments is not None:
-        return _read(entries, *await _insert_uniform(db, arguments))
-    return await _start_keyed(db, entries)
+    if arguments is None:
+        return await _start_keyed(db, entries)
+    [(ids, later)] = await db.fetch("instances/start_fast", *arguments)
+    return _read(entries, ids, later)
 
 
 def prepare(session: Session, entries: Sequence[NewInstance]) -> Callable[[], Coroutine[Any, Any, Reader]]:
@@ -171,13 +172,7 @@ def _uniform(entries: Sequence[NewInstance], *, copied: bool = False) -> tuple[o
     if not all(entry.key is None and _common_of(entry) == fields for entry in entries):
         return None
     states = joined(["" if copied else entry.state for entry in entries])
-    return None if states is None else (states, *common, requirement_text(needs))
-
-
-async def _insert_uniform(db: Queryable, arguments: tuple[object, ...]) -> tuple[list[int], bool]:
-    """Insert a uniform batch; returns the ids, and whether the instances wait for their time."""
-    [(ids, later)] = await db.fetch("instances/start_fast", *arguments)
-    return ids, later
+    return None if states is None else (states, *common, None if needs is None else requirement_text(needs))
 
 
 def _read(entries: Sequence[NewInstance], ids: Sequence[int], later: bool) -> list[Started]:
@@ -194,7 +189,7 @@ async def _send_full(session: Session, entries: Sequence[NewInstance]) -> Reader
 async def _send_uniform(
     session: Session, entries: Sequence[NewInstance], arguments: tuple[object, ...], copied: Sequence[bytes]
 ) -> Reader:
-    ids, later = await _insert_uniform(session, arguments)
+    [(ids, later)] = await session.fetch("instances/start_fast", *arguments)
     if copied:
         await _copy(session, ids, copied)
     return partial(_read, entries, ids, later)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import asyncpg
 
@@ -47,6 +47,11 @@ class StepConnection(PatientConnection):
     """Whether its codecs were changed, which no reset undoes."""
     is_lent = False
     """Whether a step has it: closing it is not the step's to do."""
+
+    @property
+    def bare(self) -> Self:
+        """Itself, also through the pool's proxy, which raises on every use once the connection is lost."""
+        return self
 
     def get_reset_query(self) -> str:
         """The driver's reset, and then the settings again: a reset leaves those that the connection began with."""
@@ -345,28 +350,28 @@ class Connections:
         self.timelines = timelines
         self._dsn = dsn
         self._most = most
-        self._pool: asyncpg.Pool | None = None
+        self.pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
         """Open the pool; it connects when the first step comes."""
-        self._pool = await open_pool(
+        self.pool = await open_pool(
             self._dsn, StepConnection, self._most, step_settings(self.bounds, self.schema), self.bounds, answer=None,
             timelines=self.timelines,
         )  # fmt: skip
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             await close_pool(pool)
 
     def drop_idle(self) -> None:
-        if self._pool is not None:
-            drop_idle(self._pool)
+        if self.pool is not None:
+            drop_idle(self.pool)
 
     async def acquire(self) -> Carrier:
-        if self._pool is None:
+        if self.pool is None:
             raise EngineClosed
-        return _Borrowed(self, self._pool, await self._pool.acquire())
+        return _Borrowed(self, self.pool, await self.pool.acquire())
 
 
 class _Borrowed:

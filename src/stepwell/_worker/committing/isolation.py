@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 from stepwell._core.store_errors import Contention, Misfit, Refusal
+from stepwell._store.operations.commit import shape_of
 from stepwell._worker.commit_queue import CommitQueue, QueuedCommit
 from stepwell._worker.committing.uncommitted import Uncommitted
 from stepwell._worker.lost_replies import Verdict
@@ -52,9 +53,9 @@ class Isolation:
     def _suspect(self, entries: list[QueuedCommit], batch: list[QueuedCommit], error: Misfit) -> None:
         """Retry entries that failed beside others. A failure is counted if an outcome of the same shape was taken. An
         entry that needs a table which the others do not need is kept: the table may be missing."""
-        taken = {entry.commit.shape for entry in batch if entry.verdict in (Verdict.COMMITTED, Verdict.GOES_ON)}
+        taken = {shape_of(entry.commit) for entry in batch if entry.verdict in (Verdict.COMMITTED, Verdict.GOES_ON)}
         for entry in entries:
-            entry.misfits += entry.commit.shape in taken
+            entry.misfits += shape_of(entry.commit) in taken
             if entry.misfits >= MOST_MISFITS:
                 self._uncommitted.refuse(entry, error)
                 continue

@@ -28,6 +28,7 @@ from stepwell._worker.running.step_batch import StepBatch, own_task
 from stepwell._worker.running.step_calls import Misdirected, StepCalls
 from stepwell._worker.running.step_run import Run, Surroundings, Unfit, prepare
 from stepwell.errors import RefusedByDatabase, StepwellError
+from stepwell.outcomes import AskEach
 
 log = logging.getLogger("stepwell")
 
@@ -157,8 +158,7 @@ class Executor:
             self._submit_pending(active, None, unfit(claim, str(reason)))
             return
         try:
-            calls = self._step_calls
-            commit = await (calls.attempt(active, run) if run.is_ordinary else calls.decide(active, run))
+            commit = await (self._attempt if run.is_ordinary else self._step_calls.decide)(active, run)
         except Misdirected:
             # the step may have changed its state
             self.step_batch.put_alone(active, replace(stored, again=None))
@@ -174,6 +174,26 @@ class Executor:
         elif claim.crashes < SUSPECT_AFTER:  # a crash suspect keeps its slot until its commit has cleared it
             active.leave_slot()
         self._submit_pending(active, run, commit, following)
+
+    async def _attempt(self, active: ActiveClaim, run: Run) -> Commit:
+        """Call the author's step; an error, or an invalid outcome, goes to `handle`."""
+        ctx, step, outcome = run.context(), run.step, None
+        calls = self._step_calls
+        calls.stats.steps += 1
+        try:
+            if step.is_async and step.timeout is None:
+                outcome = await step.function(run.definition.owner, ctx)
+            else:
+                outcome = await calls.invoker.call(
+                    run.claim, step, step.function, step.is_async, run.definition.owner, ctx
+                )
+            if isinstance(outcome, AskEach):
+                return await calls.filled(run, outcome, ctx)
+            return run.commit(outcome, ctx)
+        except BaseException as error:
+            if active.abandoned:
+                raise
+            return await calls.failed(active, run, error, outcome)
 
     def _submit_pending(self, active: ActiveClaim, run: Run | None, commit: Commit,
                         following: Read | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Calls the author's step or `handle`, and makes the commit of what it returns or raises."""
+"""Calls `handle` for a step that has failed, and runs the steps that the executor does not call itself."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ class Misdirected(Exception):
 
 
 class StepCalls:
-    """From a run to its commit. What a step raises goes to `handle`; an error of `handle` fails the instance.
-
-    The only place, besides the service loop, that catches everything.
-    """
+    """What a step raises goes to `handle`; an error of `handle` fails the instance."""
 
     def __init__(
         self,
@@ -40,7 +37,7 @@ class StepCalls:
         self.invoker = invoker
         self._incremental_ask = incremental_ask
         self._transactional_runner = transactional_runner
-        self._stats = stats
+        self.stats = stats
 
     async def decide(self, active: ActiveClaim, run: Run) -> Commit | None:
         """The commit of a step that is not ordinary; None if its own transaction has committed it."""
@@ -50,30 +47,14 @@ class StepCalls:
             return await self.handled(active, run, run.obstacle)
         return await self._transact(active, run)
 
-    async def attempt(self, active: ActiveClaim, run: Run) -> Commit:
-        """Run the step; an error, or an invalid outcome, goes to `handle`."""
-        ctx, outcome = run.context(), None
-        self._stats.steps += 1
-        try:
-            step = run.step
-            if step.is_async and step.timeout is None:
-                outcome = await step.function(run.definition.owner, ctx)
-            else:
-                outcome = await self.invoker.call(
-                    run.claim, step, step.function, step.is_async, run.definition.owner, ctx
-                )
-            if isinstance(outcome, AskEach):
-                return await self._filled(run, outcome, ctx)
-            return run.commit(outcome, ctx)
-        except BaseException as error:
-            if active.abandoned:
-                raise
-            _clear_cancellation(active, error, run)
-            was_filling = isinstance(outcome, AskEach)
-            commit = await self.handled(active, run, error, was_filling=was_filling)
-            return replace(commit, has_filled=True) if was_filling else commit
+    async def failed(self, active: ActiveClaim, run: Run, error: BaseException, outcome: object) -> Commit:
+        """The commit of a step that has raised an error, or returned an outcome of which no commit could be made."""
+        _clear_cancellation(active, error, run)
+        was_filling = isinstance(outcome, AskEach)
+        commit = await self.handled(active, run, error, was_filling=was_filling)
+        return replace(commit, has_filled=True) if was_filling else commit
 
-    async def _filled(
+    async def filled(
         self, run: Run, outcome: AskEach, ctx: Context[Any], error: BaseException | None = None,
         *, was_filling: bool = False,
     ) -> Commit:  # fmt: skip
@@ -90,7 +71,7 @@ class StepCalls:
     async def _transact(self, active: ActiveClaim, run: Run) -> Commit | None:
         """Run the step and commit its outcome in one transaction; None if that is done, else the commit of `handle`."""
         assert self._transactional_runner is not None  # noqa: S101 - the worker has one if any step is transactional
-        self._stats.steps += 1
+        self.stats.steps += 1
         try:
             await self._transactional_runner.run(active, run)
         except BaseException as error:
@@ -103,14 +84,14 @@ class StepCalls:
     async def handled(self, active: ActiveClaim, run: Run, error: BaseException, *,
                       was_filling: bool = False) -> Commit:
         """Call `handle`, which sees the state as it was loaded; if it fails too, the instance fails."""
-        ctx = run.context_of_handle()
+        ctx = run.context(in_handle=True)
         definition = run.definition
         try:
             how = definition.handle_is_async
             outcome = await self.invoker.call(run.claim, run.step, definition.handle, how, error, ctx)
             if not isinstance(outcome, AskEach):
                 return run.commit(outcome, ctx, error)
-            return await self._filled(run, outcome, ctx, error, was_filling=was_filling)
+            return await self.filled(run, outcome, ctx, error, was_filling=was_filling)
         except BaseException as second:
             if active.abandoned:
                 raise

@@ -80,17 +80,11 @@ class Run(msgspec.Struct, frozen=True):
         """Why the step can not run; it goes to `handle`."""
         return self.misfit or self.wrong_reply
 
-    def context(self, connection: Any = None) -> Context[Any]:
-        """What the step is handed; once, as it may change the state."""
-        return self._context(self.state, connection, in_handle=False)
-
-    def context_of_handle(self) -> Context[Any]:
-        """What `handle` is handed: the state as it was loaded, whatever the step did to its own."""
-        state = self.definition.state.decode(self.loaded) if self.misfit is None else decode_value(self.loaded)
-        return self._context(state, None, in_handle=True)
-
-    def _context(self, state: Any, connection: Any, *, in_handle: bool) -> Context[Any]:
-        claim = self.claim
+    def context(self, connection: Any = None, *, in_handle: bool = False) -> Context[Any]:
+        """What the step receives; once, as it may change the state. `handle` receives the state as it was loaded."""
+        claim, state = self.claim, self.state
+        if in_handle:
+            state = self.definition.state.decode(self.loaded) if self.misfit is None else decode_value(self.loaded)
         ctx = Context(
             id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine, version=self.definition.version,
             step=self.step.name, attempt=claim.attempt, fence=claim.fence, state=state, worker_id=claim.worker_id,
