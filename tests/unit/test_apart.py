@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepwell._client.offload import LARGE, LargeTextThread
+from stepwell._client.completions.offload import LARGE, LargeTextThread
 from stepwell.errors import EngineClosed
 
 

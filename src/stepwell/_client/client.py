@@ -10,9 +10,9 @@ from stepwell._client.admin.interactions import Interactions
 from stepwell._client.admin.limits import LimitOperations
 from stepwell._client.admin.queues import Queues
 from stepwell._client.call_timeout import Calls, Timeout
-from stepwell._client.complete import CompleteOperations
+from stepwell._client.completions.complete import CompleteOperations
+from stepwell._client.completions.interaction_cache import InteractionCache
 from stepwell._client.control import ControlOperations
-from stepwell._client.interaction_cache import InteractionCache
 from stepwell._client.signal import SignalOperations
 from stepwell._client.start import CHUNK, StartOperations
 from stepwell._client.wait import Until, WaitOperations

@@ -23,7 +23,7 @@ from stepwell import (
     Stop,
     step,
 )
-from stepwell._client.complete import LARGEST_GROUP
+from stepwell._client.completions.complete import LARGEST_GROUP
 from stepwell._worker.running.ask_each import CHUNK
 from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness

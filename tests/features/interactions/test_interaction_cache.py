@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepwell import UnknownInteraction
-from stepwell._client import interaction_cache
-from stepwell._client.interaction_cache import InteractionCache
+from stepwell._client.completions import interaction_cache
+from stepwell._client.completions.interaction_cache import InteractionCache
 from stepwell._store.interactions import Found
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness

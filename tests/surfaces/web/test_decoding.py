@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepwell import Ask, Context, Done, Machine, step
-from stepwell._client.offload import LARGE
+from stepwell._client.completions.offload import LARGE
 from stepwell._core.serialization import reply_type
 from stepwell._core.serialization.reply_type import Projected
 from stepwell.testing import Harness

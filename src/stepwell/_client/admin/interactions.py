@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from stepwell._client.call_timeout import Calls, Timeout
-from stepwell._client.interaction_cache import InteractionCache
+from stepwell._client.completions.interaction_cache import InteractionCache
 from stepwell._core.interaction import Interaction, epoch_ms
 from stepwell._core.resume_token import TokenFacts, TokenKeys, token_hash
 from stepwell._core.serialization.codec import decode_value, encode_value

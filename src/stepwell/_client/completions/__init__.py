@@ -1,0 +1,1 @@
+"""Completions: reads, looks up, checks and accepts them."""

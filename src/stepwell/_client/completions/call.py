@@ -1,0 +1,96 @@
+"""Reads a completion as it arrived: checks all that needs no database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stepwell._client.completions.offload import LargeTextThread
+from stepwell._client.completions.result import FOREIGN
+from stepwell._core.interaction import Answer
+from stepwell._core.resume_token import TokenFacts, TokenKeys, key_of
+from stepwell._core.serialization.codec import encode_raw, encode_value
+from stepwell._core.validation import check_key, check_tenant, check_uuid
+from stepwell.config import Settings
+from stepwell.errors import InvalidInput, InvalidToken, PayloadTooLarge
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion of valid form: what it names, and its reply, as text if no type is needed to write it."""
+
+    named: tuple[str | None, str | None, str]
+    reply: Any
+    text: str | None
+    actor: str | None
+    facts: TokenFacts | None
+    token_key: str | None  # that signed the facts
+    token_error: InvalidToken | None  # of a token given beside a name: raised once the interaction is found
+
+    @property
+    def shown(self) -> str:
+        return self.named[0] or f"with correlation {self.named[1]}"
+
+
+class CallReader:
+    """Reads the completions of one client, with its token keys and its default tenant."""
+
+    def __init__(self, settings: Settings, keys: TokenKeys, large_texts: LargeTextThread) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._large_texts = large_texts
+
+    async def read(self, answer: Answer) -> Call:
+        """Check what can be checked without the database."""
+        facts, token_error = None, None
+        try:
+            facts = None if answer.token is None else self._verify(answer.token)
+        except InvalidToken as error:
+            if answer.interaction is None and answer.correlation is None:
+                raise
+            token_error = error
+        named = self._named(answer, facts)
+        if facts is not None and not facts.is_of(*named[:2]):
+            token_error = InvalidToken(None, FOREIGN)  # whether or not the interaction exists
+        # JSON that came with an invalid token is not decoded.
+        is_read = token_error is None or not isinstance(answer.reply, msgspec.Raw)
+        return Call(
+            named=named,
+            reply=answer.reply,
+            text=await self._text(answer.reply) if is_read else None,
+            actor=None if answer.actor is None else check_key("actor", answer.actor),
+            facts=facts,
+            token_key=key_of(answer.token) if facts is not None and answer.token is not None else None,
+            token_error=token_error,
+        )
+
+    async def _text(self, reply: object) -> str | None:
+        """The reply as JSON; None if only its type can encode it."""
+        most = self._settings.max_payload
+        if isinstance(reply, msgspec.Raw):
+            raw = bytes(reply)
+            return await self._large_texts.run(len(raw), encode_raw, raw, "reply", most)
+        try:
+            return encode_value(reply, "reply", most)
+        except PayloadTooLarge:
+            raise
+        except InvalidInput:
+            return None
+
+    def _verify(self, token: object) -> TokenFacts:
+        if not isinstance(token, str) or not token.strip():
+            raise InvalidToken(None, "the token is blank; leave it out, or pass it as it was issued")
+        return self._keys.verify(token)
+
+    def _named(self, answer: Answer, facts: TokenFacts | None) -> tuple[str | None, str | None, str]:
+        tenant = answer.tenant if answer.tenant is not None else facts.tenant if facts else self._settings.tenant
+        check_tenant(tenant)
+        if answer.interaction is None and answer.correlation is None:
+            if facts is None:
+                raise InvalidInput("interaction", "name the interaction by its id, its correlation or its token")
+            return facts.interaction, None, tenant
+        return (
+            None if answer.interaction is None else check_uuid("interaction", answer.interaction),
+            None if answer.correlation is None else check_uuid("correlation", answer.correlation),
+            tenant,
+        )
