@@ -15,12 +15,28 @@ from stepwell._core.serialization.reply_type import ReplyType, reply_type
 from stepwell._core.serialization.request_type import RequestType, request_type
 from stepwell._core.validation import check_delay, check_key
 from stepwell.errors import InvalidInput, InvalidOutcome
+from stepwell.machine import step_name
 from stepwell.outcomes import MAX_ITEMS, Ask, AskEach, OnTimeout
 
 MAX_WINDOW = 100_000
 MOST_ITEMS = 1_000_000  # largest value of max_items
 SHOWN = 300  # characters of a request in an error
 SHOWN_BEFORE = 60  # of these, characters before the first difference
+
+
+class RequestRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How the requests of a unit are checked and told apart."""
+
+    type: RequestType | None = None  # None: any request
+    max_items: int = MAX_ITEMS  # of a list in the request or reply; 0: any number
+    idempotency: tuple[str, ...] = ()  # the fields of the idempotency key
+
+
+class EachItem(msgspec.Struct, frozen=True):
+    """How a unit asks about single items."""
+
+    window: int  # the most interactions that are open together
+    step: str | None  # the first step of continuations
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +51,9 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     requires_token: bool
     assignee: str | None
     group: str | None
-    idempotency: tuple[str, ...]
     is_shared: bool
-    window: int | None = None
-    max_items: int = MAX_ITEMS  # of a list in the request or reply; 0: any number
-    item_step: str | None = None  # the first step of continuations
-    request: RequestType | None = None  # None: any request
+    requests: RequestRules
+    each: EachItem | None = None  # of Ask.each
 
 
 class NewInteraction(msgspec.Struct, frozen=True):
@@ -84,35 +97,43 @@ def common(outcome: Ask | AskEach, step: str, *, sends: bool, has_keys: bool) ->
         requires_token=bool(outcome.token),
         assignee=None if outcome.assignee is None else check_key("assignee", outcome.assignee),
         group=None if outcome.group is None else check_key("group", outcome.group),
-        idempotency=tuple(fields),
         is_shared=bool(outcome.shared),
-        window=_window(outcome.window) if isinstance(outcome, AskEach) else None,
-        max_items=_max_items(outcome.max_items) if isinstance(outcome, Ask) else MAX_ITEMS,
-        request=request_type(outcome.request_type),
+        requests=RequestRules(
+            type=request_type(outcome.request_type),
+            max_items=_max_items(outcome.max_items) if isinstance(outcome, Ask) else MAX_ITEMS,
+            idempotency=tuple(fields),
+        ),
+        each=_each_item(outcome) if isinstance(outcome, AskEach) else None,
     )
+
+
+def _each_item(outcome: AskEach) -> EachItem:
+    step = None if outcome.item_step is None else step_name(outcome.item_step)
+    return EachItem(_window(outcome.window), step)
 
 
 def new_interaction(request: Any, common: Common, max_payload: int, field: str = "request") -> NewInteraction:
     """One interaction, with its request checked and encoded."""
-    most = common.max_items
+    rules = common.requests
+    most = rules.max_items
     if most and isinstance(request, Sequence) and not isinstance(request, str | bytes) and len(request) > most:
         raise InvalidOutcome(field, f"{len(request):,} items are more than one request may have ({most:,}); "
                              f"ask about each with Ask.each, or raise max_items; asked by {common.step!r}")
     try:
-        text = encode_value(request, field) if common.request is None else common.request.encode(request, field)
+        text = encode_value(request, field) if rules.type is None else rules.type.encode(request, field)
         check_bounds(text, field, max_payload)
     except InvalidInput as error:
-        kind = common.request
+        kind = rules.type
         asked = f"asked by {common.step!r}" if kind is None else f"{common.step!r} asks about {kind.name}"
         error.problem = f"{error.problem}; {asked}"
         error.args = (f"{error.field}: {error.problem}",)
         raise
-    return NewInteraction(str(uuid4()), text, _key(text, common, field) if common.idempotency else "")
+    return NewInteraction(str(uuid4()), text, _key(text, common, field) if rules.idempotency else "")
 
 
 def _key(text: str, common: Common, place: str) -> str:
     """The named fields with their values. A request without them is an error: else all such would share a key."""
-    request, fields = msgspec.json.decode(text), common.idempotency
+    request, fields = msgspec.json.decode(text), common.requests.idempotency
     shown = "the request" if place == "request" else place
     if not isinstance(request, Mapping):
         raise InvalidOutcome("idempotency", f"{common.step!r} names fields, but {shown} has none: it is a "

@@ -162,10 +162,7 @@ def _ask(outcome: Ask | AskEach, parked: Commit, registry: Registry, max_payload
 def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
     """The properties that all interactions of an Ask share, checked against this engine."""
     sends = registry.transport(outcome.transport).sends
-    shared = common(outcome, step, sends=sends, has_keys=registry.has_token_keys)
-    if isinstance(outcome, AskEach) and outcome.item_step is not None:
-        return replace(shared, item_step=step_name(outcome.item_step))
-    return shared
+    return common(outcome, step, sends=sends, has_keys=registry.has_token_keys)
 
 
 def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None, max_payload: int) -> Commit:

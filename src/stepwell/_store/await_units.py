@@ -125,9 +125,9 @@ async def append(
     questions: the source has ended before that item."""
     head = _common(claim.id, unit_id, common) | {
         "first": first,
-        "window": common.window,
-        "item_step": common.item_step,
-        "idempotency": common.idempotency or None,
+        "window": None if common.each is None else common.each.window,
+        "item_step": None if common.each is None else common.each.step,
+        "idempotency": common.requests.idempotency or None,
         "type_name": common.type.name,
         "reference": msgspec.Raw(common.type.reference.encode()),
         "schema": None if common.type.schema is None else msgspec.Raw(common.type.schema.encode()),
@@ -279,7 +279,7 @@ def _one(commit: Commit, unit_id: int) -> dict[str, Any]:
     assert asked is not None  # noqa: S101 - one of many parts is appended, not opened
     return _common(commit.claim.id, unit_id, commit.asks.common) | {
         "id": asked.id, "request": msgspec.Raw(asked.request.encode()), "fields": asked.fields,
-        "max_items": commit.asks.common.max_items,
+        "max_items": commit.asks.common.requests.max_items,
     }  # fmt: skip
 
 
