@@ -66,6 +66,20 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class AtStep:
+    """An instance and the step at which it stands, as events show them."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    attempt: int
+    tenant: str
+    key: str | None
+    parent_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why an instance or its last attempt failed."""
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from stepwell._core.commit import Commit
+from stepwell._core.instance import AtStep
 from stepwell._core.serialization.codec import decode_value
 from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Hold, Status
@@ -81,7 +82,7 @@ class Emitter:
         """Rows were put on hold by a limit."""
         if rows and "limit_wait" in self.hooks.wanted:
             now = datetime.now(UTC)
-            self.hooks.put(rows, lambda row: _wait(queue, row, now))
+            self.hooks.put(rows, lambda row: _at_step("limit_wait", row, queue, Status.RUNNABLE, now))
 
     def _put_starts(self, starts: Sequence[tuple[NewInstance, Started, int | None]]) -> None:
         now = datetime.now(UTC)
@@ -139,16 +140,16 @@ def _outcome_name(commit: Commit) -> OutcomeName:
             return "Retry" if commit.keeps_awaits else "Next"
 
 
-def _wait(queue: str, row: Held, now: datetime) -> Event:
-    return Event(
-        name="limit_wait", at=now, id=row.id, key=row.key, tenant=row.tenant, machine=row.machine, version=row.version,
-        step=row.step, queue=queue, attempt=row.attempt, status=Status.RUNNABLE, parent_id=row.parent_id,
+def _reap(name: EventName, row: Reaped, now: datetime) -> Event:
+    event = _at_step(name, row, row.queue, row.status, now)
+    return replace(
+        event, worker_id=row.worker_id, error_type=None if row.failure is None else "CrashLoop",
+        error_message=row.failure,
     )  # fmt: skip
 
 
-def _reap(name: EventName, row: Reaped, now: datetime) -> Event:
+def _at_step(name: EventName, row: AtStep, queue: str, status: Status, now: datetime) -> Event:
     return Event(
         name=name, at=now, id=row.id, key=row.key, tenant=row.tenant, machine=row.machine, version=row.version,
-        step=row.step, queue=row.queue, attempt=row.attempt, status=row.status, worker_id=row.worker_id,
-        parent_id=row.parent_id, error_type=None if row.failure is None else "CrashLoop", error_message=row.failure,
+        step=row.step, queue=queue, attempt=row.attempt, status=status, parent_id=row.parent_id,
     )  # fmt: skip

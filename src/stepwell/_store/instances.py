@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepwell._core.instance import Failure, Instance
+from stepwell._core.instance import AtStep, Failure, Instance
 from stepwell._core.serialization.codec import decode_value
 from stepwell._core.status import Hold, Status
 from stepwell._store import await_units, children, concurrency_keys, limits
@@ -19,22 +19,13 @@ from stepwell.errors import InvalidPayload
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
+class Reaped(AtStep):
     """A row taken from a dead worker."""
 
-    id: int
     status: Status
     queue: str
     watched: bool
-    begun: bool
-    machine: str
-    version: int
-    step: str
-    tenant: str
-    key: str | None
-    attempt: int
     worker_id: int  # of the dead worker
-    parent_id: int | None
     failure: str | None  # why it failed, if it did
 
 
@@ -134,7 +125,15 @@ async def reap(
         freed += await limits.free(session, limits.named(rows))
     # In a transaction of its own: locks are taken in the order of their numbers, and some were taken above.
     freed += await await_units.free_apart(db, dropped)
-    return [Reaped(id_, Status(status), *rest) for id_, status, *rest, _, _, _, _ in rows], freed
+    return [_reaped(row) for row in rows], freed
+
+
+def _reaped(row: Row) -> Reaped:
+    return Reaped(
+        id=row["id"], machine=row["machine"], version=row["version"], step=row["step"], attempt=row["attempt"],
+        tenant=row["tenant"], key=row["key"], parent_id=row["parent_id"], status=Status(row["status"]),
+        queue=row["queue"], watched=row["watched"], worker_id=row["worker_id"], failure=row["failure"],
+    )  # fmt: skip
 
 
 async def hold_unknown_versions(db: Queryable, ids: Sequence[int]) -> dict[int, str | None]:

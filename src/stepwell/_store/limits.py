@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final, TypeAlias, assert_never
 
-from stepwell._core.instance import Claim
+from stepwell._core.instance import AtStep, Claim
 from stepwell._core.limits.admission import Admission, Bucket, Candidate, Gate
 from stepwell._core.limits.admission import admit as decide
 from stepwell._core.limits.requirement import LimitRequirement
@@ -36,17 +36,9 @@ class SlotSource(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(AtStep):
     """A row that a limit has put on hold."""
 
-    id: int
-    machine: str
-    version: int
-    step: str
-    attempt: int
-    tenant: str
-    key: str | None
-    parent_id: int | None
     priority: int
 
     @classmethod
