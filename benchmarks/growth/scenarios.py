@@ -104,7 +104,7 @@ async def spawn(site: Site, parents: int, children: int) -> None:
     """Parents with commits that insert their children, in the worker's own way; each in its own transaction."""
     await fill(site.url, Kind(), parents)
     child = NewInstance(
-        machine=MACHINE, version=1, step=STEP, queue=QUEUE, priority=0, delay=None, at=None, tenant="",
+        machine=MACHINE, version=1, step=STEP, queue=QUEUE, priority=0, due=None, tenant="",
         concurrency_key=None, state="{}",
     )  # fmt: skip
     claimed = await claim_full(

@@ -47,7 +47,7 @@ async def tally(database: Database) -> Tally:
 def new(count: int, concurrency_key: str | None = None) -> list[NewInstance]:
     return [
         NewInstance(
-            machine="order", version=1, step="start", queue="default", priority=0, delay=None, at=None, tenant="",
+            machine="order", version=1, step="start", queue="default", priority=0, due=None, tenant="",
             concurrency_key=concurrency_key and f"{concurrency_key} {n}", state="{}",
         )
         for n in range(count)

@@ -15,7 +15,7 @@ from stepwell._store.connection.pool import Database
 from stepwell._store.operations import start
 
 PLAIN = NewInstance(
-    machine="order", version=3, step="ship", queue="checkout", priority=0, delay=None, at=None, tenant="",
+    machine="order", version=3, step="ship", queue="checkout", priority=0, due=None, tenant="",
     concurrency_key=None, state='{"count": 1}',
 )  # fmt: skip
 KEYED = msgspec.structs.replace(PLAIN, key="k", key_scope="live")
@@ -24,9 +24,9 @@ OWN = ("id", "created_at", "updated_at", "due_at", "child_index")  # two rows of
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "every option": {"priority": -5, "tenant": "acme", "concurrency_key": "a 7", "state": '{"b": 1, "a": [null]}'},
-    "after a delay": {"delay": timedelta(hours=1)},
-    "at a time to come": {"at": datetime(2040, 1, 1, tzinfo=UTC)},
-    "at a time that has passed": {"at": datetime(2020, 1, 1, tzinfo=UTC)},
+    "after a delay": {"due": timedelta(hours=1)},
+    "at a time to come": {"due": datetime(2040, 1, 1, tzinfo=UTC)},
+    "at a time that has passed": {"due": datetime(2020, 1, 1, tzinfo=UTC)},
 }
 
 
@@ -49,7 +49,7 @@ async def test_an_instance_is_the_same_whichever_statement_inserts_it(database: 
     one, _ = await start.start(database, [entry, KEYED])
 
     rows = [await stored(database, alike.id), await stored(database, one.id)]
-    if entry.at is not None:
+    if isinstance(entry.due, datetime):
         waits = [row.pop("waits") for row in rows]
         assert abs(waits[0] - waits[1]) < timedelta(minutes=1)
     assert rows[0] == rows[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from stepwell._worker.wakeups import Wakeups
 from tests.unit.claims import make_claim
 
 CHILD = NewInstance(
-    machine="order", version=1, step="start", queue="default", priority=0, delay=None, at=None, tenant="",
+    machine="order", version=1, step="start", queue="default", priority=0, due=None, tenant="",
     concurrency_key=None, state="{}",
 )  # fmt: skip
 
@@ -102,7 +103,8 @@ def test_work_notified_during_a_reservation_is_claimed_after_it() -> None:
 @pytest.mark.parametrize(
     "child",
     [
-        changed(key="k", key_scope="live"), changed(concurrency_key="k"), changed(delay=1), changed(at=1),
+        changed(key="k", key_scope="live"), changed(concurrency_key="k"), changed(due=timedelta(1)),
+        changed(due=datetime(2040, 1, 1, tzinfo=UTC)),
         changed(version=2), changed(queue="elsewhere"), changed(needs=1),
     ],
     ids=["key", "concurrency key", "delay", "time", "version", "queue", "limits"],

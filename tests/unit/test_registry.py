@@ -133,14 +133,14 @@ async def test_a_jobs_step_calls_the_function_and_is_done_with_its_value() -> No
     definition = define(add)
     ctx = context(definition.state.decode('{"left":1,"right":5}'))
 
-    outcome = await definition.steps[STEP].function(definition.owner, ctx)
+    outcome = await definition.steps[STEP].function(definition.owner.object, ctx)
 
     assert outcome == Done(6)
 
 
 def test_rule_10_a_job_retries_until_its_last_attempt() -> None:
     """Rule 10: an exception retries with backoff(attempt), until max_attempts."""
-    handle = define(add).handle
+    handle = define(add).owner.handle
     error = ValueError()
 
     outcomes = [handle(error, context(None, attempt)) for attempt in range(3)]
@@ -151,7 +151,7 @@ def test_rule_10_a_job_retries_until_its_last_attempt() -> None:
 @pytest.mark.parametrize("error", [Cancel("enough"), InvalidInput("result", "cannot be stored")])
 def test_rule_10_cancel_and_an_unstorable_result_fail_at_once(error: Exception) -> None:
     """Rule 10: Cancel fails at once; so does a result that no attempt could store."""
-    assert define(add).handle(error, context(None)) == Stop(error)
+    assert define(add).owner.handle(error, context(None)) == Stop(error)
 
 
 def context(state: Any, attempt: int = 0) -> Context[Any]:

@@ -59,7 +59,7 @@ def admitted(machine: object = Order, state: Any = None, **options: Any) -> NewI
 
 def test_a_start_without_options_takes_everything_from_the_machine() -> None:
     assert admitted() == NewInstance(
-        machine="Order", version=3, step="start", queue="checkout", priority=0, delay=None, at=None, tenant="acme",
+        machine="Order", version=3, step="start", queue="checkout", priority=0, due=None, tenant="acme",
         concurrency_key=None, state='{"count":0}',
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_every_option_of_a_start_is_applied() -> None:
     )  # fmt: skip
 
     assert entry == NewInstance(
-        machine="Order", version=3, step="ship", queue="fast", priority=-5, delay=timedelta(seconds=1), at=None,
+        machine="Order", version=3, step="ship", queue="fast", priority=-5, due=timedelta(seconds=1),
         tenant="other", concurrency_key="acct:7", state='{"count":4}',
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ class ControlOperations:
         most = self._settings.max_payload
         text = None if state is None else definition.state.admit(state_of(definition, state), most)
         at = definition.named(name).name
-        refuse = getattr(definition.owner, "_refuse_restart", None)
+        refuse = getattr(definition.owner.object, "_refuse_restart", None)
         if refuse is not None and (problem := refuse(instance.item, instance.step, at)):
             raise InvalidInput("step", problem)
         try:

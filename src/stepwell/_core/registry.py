@@ -25,6 +25,24 @@ Upcast = Callable[[Any, str, int], tuple[Any, str]]
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The object whose functions are the steps, and its functions beside the steps."""
+
+    object: Any  # `self` of a machine's steps, or the job
+    handle: Callable[[Any, Context[Any]], Any]
+    handle_is_async: bool = False
+    upcast: Upcast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSteps:
+    """What is known of the steps of a pipeline, which the library writes."""
+
+    shape: str | None  # a hash of the steps, which change together; None: one step, which asks nothing
+    authored: Mapping[str, str]  # the author's names, by step
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """One version of one machine or job, ready to run."""
 
@@ -34,17 +52,12 @@ class Definition:
     initial: str
     steps: Mapping[str, Step]
     state: StateType
-    owner: Any  # the machine's object, `self` of its steps and `handle`
-    handle: Callable[[Any, Context[Any]], Any]
-    handle_is_async: bool
-    upcast: Upcast | None = None
+    owner: Owner
     is_job: bool = False
     retention: timedelta | Literal[False] | None = None  # None: the engine's
     result: ResultType = UNTYPED
     needs: Mapping[str, LimitRequirement] = field(default_factory=dict)  # of the steps that declare limits
-    shape: str | None = None  # of a pipeline: a hash of its steps; None: steps may change one by one
-    is_pipeline: bool = False
-    authored: Mapping[str, str] = field(default_factory=dict)  # of a pipeline: the author's names, by step
+    pipeline: PipelineSteps | None = None
 
     @property
     def label(self) -> str:
@@ -58,10 +71,11 @@ class Definition:
         except KeyError:
             raise UnknownStep(self.name, name, list(self.steps)) from None
 
-
     def named(self, name: str) -> Step:
         """The same, by its readable name: the shape of a pipeline may be left out."""
-        return self.step(whole if (whole := f"{name}.{self.shape}") in self.steps else name)
+        if self.pipeline is not None and (whole := f"{name}.{self.pipeline.shape}") in self.steps:
+            return self.step(whole)
+        return self.step(name)
 
 
 class Sending(Protocol):
@@ -123,7 +137,8 @@ class Registry:
 
     def authored(self) -> str:
         """The authors' names of pipeline steps, as JSON, by name@version and step."""
-        return msgspec.json.encode({one.label: one.authored for one in self.all() if one.authored}).decode()
+        names = {one.label: one.pipeline.authored for one in self.all() if one.pipeline and one.pipeline.authored}
+        return msgspec.json.encode(names).decode()
 
     @property
     def is_transactional(self) -> bool:
@@ -144,12 +159,12 @@ class Registry:
 
     def successor(self, name: str, version: int) -> Definition | None:
         """The newest later version that has an `upcast`."""
-        later = [d for v, d in self._versions.get(name, {}).items() if v > version and d.upcast is not None]
+        later = [d for v, d in self._versions.get(name, {}).items() if v > version and d.owner.upcast is not None]
         return max(later, key=lambda d: d.version, default=None)
 
     def upcasting(self) -> list[str]:
         """Names of machines that have an `upcast`."""
-        return sorted({d.name for d in self.all() if d.upcast is not None})
+        return sorted({d.name for d in self.all() if d.owner.upcast is not None})
 
     def resolve(self, machine: object, version: int | None = None) -> Definition:
         """The definition that a start names: by machine class, job, or name (the given or the newest version)."""
@@ -204,14 +219,11 @@ def _define_machine(machine: type[Machine]) -> Definition:
         initial=machine.initial,
         steps=MappingProxyType(dict(machine.steps)),
         state=StateType(machine.state_type),
-        owner=owner,
-        handle=owner.handle,
-        handle_is_async=inspect.iscoroutinefunction(owner.handle),
-        upcast=getattr(owner, "upcast", None),
+        owner=Owner(
+            owner, owner.handle, inspect.iscoroutinefunction(owner.handle), upcast=getattr(owner, "upcast", None)
+        ),
         retention=machine.retention,
-        shape=machine._shape,  # noqa: SLF001 - pipelines are the engine's own
-        is_pipeline=machine._state_from is not None,  # noqa: SLF001 - as above
-        authored=machine._authored,  # noqa: SLF001 - as above
+        pipeline=None if machine._state_from is None else PipelineSteps(machine._shape, machine._authored),  # noqa: SLF001 - pipelines are the engine's own
     )
 
 
@@ -231,9 +243,7 @@ def _define_job(defined: Job[Any, Any]) -> Definition:
                         defined.limits)}
         ),
         state=StateType(arguments, field="args"),
-        owner=defined,
-        handle=_job_handle(defined),
-        handle_is_async=False,
+        owner=Owner(defined, _job_handle(defined)),
         is_job=True,
         retention=defined.retention,
         result=result_type(defined.name, defined.returns),

@@ -41,8 +41,7 @@ class NewInstance(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step: str
     queue: str
     priority: int
-    delay: timedelta | None
-    at: datetime | None
+    due: timedelta | datetime | None  # a delay, or an instant; None: now
     tenant: str
     concurrency_key: str | None
     state: str
@@ -73,8 +72,7 @@ def admit(
         step=step,
         queue=definition.queue if queue is None else check_queue(queue),
         priority=check_priority(options["priority"]) if "priority" in options else 0,
-        delay=None if delay is None else check_delay("delay", delay),
-        at=None if at is None else check_at("at", at),
+        due=check_delay("delay", delay) if delay is not None else None if at is None else check_at("at", at),
         tenant=tenant if given_tenant is None else check_tenant(given_tenant),
         concurrency_key=None if concurrency_key is None else check_concurrency_key(concurrency_key),
         state=text,
@@ -85,7 +83,7 @@ def admit(
 
 
 def _text_of(definition: Definition, state: Any, max_payload: int) -> str:
-    if definition.is_pipeline or isinstance(state, Arguments):
+    if definition.pipeline is not None or isinstance(state, Arguments):
         state = state_of(definition, state)
     return definition.state.admit(state, max_payload)
 
@@ -151,9 +149,9 @@ def _parts(field: str, position: int, entry: object) -> tuple[Any, Any, Mapping[
 def state_of(definition: Definition, state: Any) -> Any:
     """The given state, or one made from what was given: a job's arguments, a pipeline's input."""
     if not isinstance(state, Arguments):
-        made = getattr(definition.owner, "_state_from", None)
+        made = getattr(definition.owner.object, "_state_from", None)
         return state if made is None else made(state)
-    if state.job is not definition.owner:
+    if state.job is not definition.owner.object:
         raise InvalidInput("args", f"these are arguments of job {state.job.name!r}, not of {definition.name!r}")
     return state.values
 

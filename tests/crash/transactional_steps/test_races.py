@@ -280,7 +280,7 @@ async def test_a_childs_key_in_a_callers_open_transaction_does_not_lose_the_step
     await rival.start()
     await start.start(Session(foreign), [
         NewInstance(
-            machine="Child", version=1, step="start", queue="nowhere", priority=0, delay=None, at=None, tenant="",
+            machine="Child", version=1, step="start", queue="nowhere", priority=0, due=None, tenant="",
             key="only", key_scope="live", concurrency_key=None, state="null",
         )
     ])  # fmt: skip

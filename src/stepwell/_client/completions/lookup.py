@@ -84,7 +84,7 @@ class Lookup:
         named = found.machine, found.version, found.reference
         if named not in types:
             definition = self._registry.find(found.machine, found.version)
-            home = None if definition is None else type(definition.owner).__module__
+            home = None if definition is None else type(definition.owner.object).__module__
             types[named] = None if home is None else find_type(found.reference, home)
         return types[named]
 

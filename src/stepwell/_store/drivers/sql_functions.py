@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -99,8 +99,8 @@ def _entry(entry: NewInstance) -> dict[str, Any]:
         "step": entry.step,
         "queue": entry.queue,
         "priority": entry.priority,
-        "delay": None if entry.delay is None else entry.delay.total_seconds(),
-        "at": None if entry.at is None else entry.at.astimezone(UTC).isoformat(),
+        "delay": entry.due.total_seconds() if isinstance(entry.due, timedelta) else None,
+        "at": entry.due.astimezone(UTC).isoformat() if isinstance(entry.due, datetime) else None,
         "tenant": entry.tenant,
         "key": entry.key,
         "key_scope": entry.key_scope,

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter
 from struct import Struct
@@ -34,9 +35,9 @@ Parent: TypeAlias = tuple[int, int, int]
 """Its id, its round, and the index of the child."""
 _NO_PARENT = (None, None, None)
 
-# What the entries of a uniform batch have in common, in the order of start_fast.sql.
+# What the entries of a uniform batch have in common, in the order of start_fast.sql; `due` are two columns there.
 _common_of = attrgetter(
-    "machine", "version", "step", "queue", "priority", "delay", "at", "tenant", "concurrency_key", "needs"
+    "machine", "version", "step", "queue", "priority", "due", "tenant", "concurrency_key", "needs"
 )  # fmt: skip
 
 # The binary form of COPY: a row is its number of fields, and before each field its length.
@@ -149,8 +150,8 @@ async def insert_full(
         [e.step for e in entries],
         [e.queue for e in entries],
         [e.priority for e in entries],
-        [e.delay for e in entries],
-        [e.at for e in entries],
+        [e.due if isinstance(e.due, timedelta) else None for e in entries],
+        [e.due if isinstance(e.due, datetime) else None for e in entries],
         [e.tenant for e in entries],
         [e.key for e in entries],
         [e.key_scope for e in entries],
@@ -168,11 +169,14 @@ async def insert_full(
 def _uniform(entries: Sequence[NewInstance], *, copied: bool = False) -> tuple[object, ...] | None:
     """The arguments of the fast statements; None if the entries are no uniform batch, or the separator is in a state.
     With `copied`, the states are left out."""
-    *common, needs = fields = _common_of(entries[0])
+    *common, due, tenant, concurrency_key, needs = fields = _common_of(entries[0])
     if not all(entry.key is None and _common_of(entry) == fields for entry in entries):
         return None
     states = joined(["" if copied else entry.state for entry in entries])
-    return None if states is None else (states, *common, None if needs is None else requirement_text(needs))
+    if states is None:
+        return None
+    delay, at = (due, None) if isinstance(due, timedelta) else (None, due)
+    return states, *common, delay, at, tenant, concurrency_key, None if needs is None else requirement_text(needs)
 
 
 def _read(entries: Sequence[NewInstance], ids: Sequence[int], later: bool) -> list[Started]:

@@ -24,7 +24,7 @@ async def register(
     names = [d.name for d in definitions]
     async with _one_at_a_time(db) as session:
         in_use = await session.fetch(
-            "machines/find_in_use", names, [d.version for d in definitions], [d.shape for d in definitions],
+            "machines/find_in_use", names, [d.version for d in definitions], [_shape(d) for d in definitions],
             [",".join(d.steps) for d in definitions],
         )  # fmt: skip
         if in_use:
@@ -58,12 +58,16 @@ def _columns(definitions: Sequence[Definition], retention: timedelta | Literal[F
         [",".join(d.steps) for d in definitions],
         [_kept(retention if d.retention is None else d.retention) for d in definitions],
         [_limits(d) for d in definitions],
-        [d.shape for d in definitions],
+        [_shape(d) for d in definitions],
     )
 
 
+def _shape(definition: Definition) -> str | None:
+    return None if definition.pipeline is None else definition.pipeline.shape
+
+
 def _limits(definition: Definition) -> str:
-    """What its steps declare, for the SQL doors: {step: [concurrency limit, rate limit, weight]}."""
+    """What its steps declare, for the SQL functions: {step: [concurrency limit, rate limit, weight]}."""
     needs = definition.needs.items()
     return encode_value({step: [n.concurrency_limit, n.rate_limit, n.weight] for step, n in needs}, "limits")
 

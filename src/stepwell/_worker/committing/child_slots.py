@@ -58,7 +58,7 @@ class ChildSlots:
     def _is_fit(self, child: NewInstance) -> bool:
         """Whether it requires nothing but a worker of this version, now."""
         return (
-            child.delay is None and child.at is None and child.concurrency_key is None and child.needs is None
+            child.due is None and child.concurrency_key is None and child.needs is None
             and f"{child.machine}@{child.version}" in self._labels
         )  # fmt: skip
 

@@ -60,7 +60,7 @@ class IncrementalAsk:
     async def check_shape(self, run: Run) -> None:
         """Raise Unfit if an earlier attempt has asked about some items, and the pipeline has another shape now. A run
         that has asked nothing may begin in any."""
-        if run.definition.is_pipeline and run.claim.attempt:
+        if run.definition.pipeline is not None and run.claim.attempt:
             check_shape(run, await self._through_outages(run, lambda: await_units.item_step(self._database, run.claim)))
 
     async def _fill(self, run: Run, outcome: AskEach, source: _Source) -> AskEach | Next | Ended:

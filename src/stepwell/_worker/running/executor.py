@@ -150,7 +150,7 @@ class Executor:
         claim = active.claim
         try:
             run = prepare(claim, stored, self._surroundings)
-            if run.definition.is_pipeline:
+            if run.definition.pipeline is not None:
                 await self._incremental_ask.check_shape(run)
         except Unfit as reason:
             log.warning("executor: %s: put aside: %s", claim.label, reason)
@@ -182,10 +182,10 @@ class Executor:
         calls.stats.steps += 1
         try:
             if step.is_async and step.timeout is None:
-                outcome = await step.function(run.definition.owner, ctx)
+                outcome = await step.function(run.definition.owner.object, ctx)
             else:
                 outcome = await calls.invoker.call(
-                    run.claim, step, step.function, step.is_async, run.definition.owner, ctx
+                    run.claim, step, step.function, step.is_async, run.definition.owner.object, ctx
                 )
             if isinstance(outcome, AskEach):
                 return await calls.filled(run, outcome, ctx)

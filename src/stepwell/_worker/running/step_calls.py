@@ -87,8 +87,7 @@ class StepCalls:
         ctx = run.context(in_handle=True)
         definition = run.definition
         try:
-            how = definition.handle_is_async
-            outcome = await self.invoker.call(run.claim, run.step, definition.handle, how, error, ctx)
+            outcome = await self.invoker.call(run.claim, run.step, owner.handle, owner.handle_is_async, error, ctx)
             if not isinstance(outcome, AskEach):
                 return run.commit(outcome, ctx, error)
             return await self.filled(run, outcome, ctx, error, was_filling=was_filling)

@@ -148,7 +148,7 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
         misfit, is_foreign = error, True
     except UnknownStep as error:
-        if definition.shape is not None:
+        if definition.pipeline is not None and definition.pipeline.shape is not None:
             asked = None if read.unit is None else read.unit.step
             raise Unfit(_of_another_shape(claim, definition, asked)) from error
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
@@ -190,7 +190,7 @@ def _answered(run: Run, unit: StoredAwaitUnit) -> Run:
             return run
         why = next((reply.error for reply in unit.replies if reply.error is not None), None)
         return replace(run, ended=ItemFailed(run.definition.name, unit.step, run.claim.id, why))
-    kind = find_type(unit.reference, type(run.definition.owner).__module__)
+    kind = find_type(unit.reference, type(run.definition.owner.object).__module__)
     if kind is None:
         raise Unfit(f"the type of its replies, {unit.reference}, is not in this process; import it beside the machine")
     replies: list[Reply] = []
@@ -210,9 +210,10 @@ def _answered(run: Run, unit: StoredAwaitUnit) -> Run:
 
 def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:
     """Let the newer version make its step and state of an older one's."""
-    assert definition.upcast is not None  # noqa: S101 - Registry.successor returns only such
+    upcast = definition.owner.upcast
+    assert upcast is not None  # noqa: S101 - Registry.successor returns only such
     try:
-        state, ref = definition.upcast(decode_value(loaded), claim.step, claim.version)
+        state, ref = upcast(decode_value(loaded), claim.step, claim.version)
         return step_name(ref) or repr(ref), definition.state.admit(state)
     except Exception as error:
         raise Unfit(f"upcast from version {claim.version} failed: {type(error).__name__}: {error}") from error

@@ -141,7 +141,7 @@ class TransactionalRunner:
         if probes.hooks:
             await probes.reach("transactional.begun", id=run.claim.id)
         ctx = run.context(transaction.handed)
-        outcome = await run.step.function(run.definition.owner, ctx)
+        outcome = await run.step.function(run.definition.owner.object, ctx)
         if isinstance(outcome, AskEach):
             raise InvalidOutcome("outcome", "a transactional step can not Ask.each, which has transactions of its own; "
                                  "go on at a plain step that asks")
