@@ -20,7 +20,7 @@ from stepwell._client.call_timeout import Calls, Timeout
 from stepwell._client.client import Client
 from stepwell._core.registry import Registry
 from stepwell._core.resume_token import TokenKeys
-from stepwell._dispatch.dispatcher import Opened
+from stepwell._dispatch.opened import Opened
 from stepwell._dispatch.service import DispatchSetup
 from stepwell._hooks.emitter import Emitter
 from stepwell._hooks.runner import Hooks

@@ -10,7 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from stepwell._core.resume_token import TokenKeys
-from stepwell._dispatch.dispatcher import Dispatcher, Opened, Receiver
+from stepwell._dispatch.dispatcher import Dispatcher
+from stepwell._dispatch.opened import Opened
+from stepwell._dispatch.receiver import Receiver
 from stepwell._dispatch.reconciler import Reconciler
 from stepwell._lease.lease import Lease
 from stepwell._process.service import Service, calm
@@ -56,8 +58,7 @@ class DispatchService:
         self._opened = dispatch_setup.transports
         dispatch = partial(
             Dispatcher, database=database, lease=lease, token_keys=dispatch_setup.token_keys,
-            settled=dispatch_setup.settled,
-            expect_due=expect_due,
+            settled=dispatch_setup.settled, expect_due=expect_due,
         )  # fmt: skip
         self._dispatchers = {
             opened.transport.name: dispatch(opened) for opened in self._opened if opened.transport.sends

@@ -97,7 +97,7 @@ class ManualDispatch(DispatchService):
         if left:
             raise HarnessError(f"{dispatcher.transport.name} has been sending for {patience:g} s: give it a shorter "
                                "timeout, or use a Scripted one")
-        await dispatcher._note()  # noqa: SLF001 - the kit's own kind of it
+        await dispatcher.claimed.record()
         return True
 
 
