@@ -12,7 +12,7 @@ import pytest
 
 from stepwell._store.connection.sql_files import statement
 from stepwell._store.step_transaction import transaction as step_transaction
-from stepwell._store.step_transaction.transaction import Connections
+from stepwell._store.step_transaction.asyncpg import Connections
 from tests.store.test_clock_jumps import beat, enter, jump, wait_steadily
 from tests.store.test_steady import ENTER, LEASE
 

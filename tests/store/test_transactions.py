@@ -7,7 +7,9 @@ from datetime import timedelta
 from stepwell._store.connection.pool import WORKER
 from stepwell._store.connection.settings import Bounds
 from stepwell._store.step_transaction import transaction as step_transaction
-from stepwell._store.step_transaction.transaction import STEP, Connections, Transaction
+from stepwell._store.step_transaction.asyncpg import Connections
+from stepwell._store.step_transaction.connection import STEP
+from stepwell._store.step_transaction.transaction import Transaction
 from stepwell.machine import MAX_TIMEOUT
 
 # The search_path stays the author's: their deferred triggers run at the end of this transaction.

@@ -206,7 +206,7 @@ async def test_a_server_older_than_the_oldest_supported_is_refused(
 ) -> None:
     """No server before 15 is available, so the limit is raised above the one that is."""
     h = await make_harness([])
-    monkeypatch.setattr("stepwell._store.connection.pool.OLDEST_SERVER", 990_000)
+    monkeypatch.setattr("stepwell._store.connection.server_check.OLDEST_SERVER", 990_000)
 
     with pytest.raises(ServerTooOld, match=r"the server is PostgreSQL 1\d.*; Stepwell needs 15 or newer"):
         await h.another_engine().__aenter__()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import asyncpg
 
 from stepwell._core.store_errors import Conflict, Contention, Misfit, Outage, Refusal, StoreFault
+
+if TYPE_CHECKING:
+    from stepwell._store.connection.settings import EngineConnection
 
 # What a value can have caused: data, integrity, WITH CHECK, limits of the program, and what a trigger raises.
 _REFUSAL_CLASSES = ("22", "23", "44", "54")
@@ -39,6 +43,22 @@ def fault_of(error: Exception) -> StoreFault:
     if isinstance(error, asyncpg.PostgresError):
         return kind(error)(_describe(error))
     return (Refusal if isinstance(error, asyncpg.DataError) else Outage)(_describe(error))
+
+
+@asynccontextmanager
+async def begun_transaction(connection: EngineConnection) -> AsyncIterator[None]:
+    """A transaction on a connection. The driver's own block, on a connection that is lost, raises that it is closed
+    instead of why."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        if not (connection.was_cut or connection.is_closed()):
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+                await transaction.rollback()
+        raise
+    await transaction.commit()
 
 
 def kind(error: asyncpg.PostgresError) -> type[StoreFault]:

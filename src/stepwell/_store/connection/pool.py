@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import asyncpg
 
-from stepwell._core.store_errors import Outage, StoreFault, Unsettled
+from stepwell._core.store_errors import Outage
 from stepwell._process import probes
 from stepwell._process.outages import Outages
 from stepwell._store.connection.dark_connections import Silence
-from stepwell._store.connection.driver_errors import DRIVER_ERRORS, fault_of, translated
+from stepwell._store.connection.driver_errors import DRIVER_ERRORS, begun_transaction, fault_of, translated
 from stepwell._store.connection.gaps import Gaps, label, opener
+from stepwell._store.connection.server_check import check_kept, check_pooler, check_version, explained
 from stepwell._store.connection.settings import (
     SERVER_SHARE,
     Bounds,
     EngineConnection,
-    check_settings,
     close_pool,
     drop_idle,
     open_pool,
@@ -29,12 +29,9 @@ from stepwell._store.connection.settings import (
 from stepwell._store.connection.sql_files import application, statement
 from stepwell._store.connection.timeline import Timelines
 from stepwell.config import SCHEMA, check_url
-from stepwell.errors import DatabaseUnreachable, EngineClosed, ForeignLoop, ServerTooOld, UnsuitablePooler
+from stepwell.errors import EngineClosed, ForeignLoop
 
-OLDEST_SERVER = 150_000
 LONG = 60.0  # seconds: what looks at many rows, or changes them, has so long for each statement
-POOLER_TRIES = 3
-_LOST_STATEMENTS = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 Row = asyncpg.Record
 
 # Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
@@ -57,10 +54,6 @@ _PLANNED: Final = {
 
 CLIENT: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell"}
 WORKER: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell worker"}
-
-# What a session still has when another statement is sent on it: its settings, and the isolation that they lead to.
-_KEPT: Final = "select array(select current_setting(name) from unnest($1::text[]) as name)"
-_ISOLATION: Final = {"transaction_isolation": "read committed"}
 
 # For what is asked rarely, and of which no plan is good for all arguments and tables.
 PLAN_ANEW: Final = "set local plan_cache_mode = force_custom_plan"
@@ -196,52 +189,19 @@ class Database:
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            with translated():
+            with explained(self.dsn), translated():
                 self.pool = await open_pool(
                     self.dsn, _Connection, self._most, self._session, self._bounds, answer=self._bounds.answer,
                     timelines=self.timelines,
                 )  # fmt: skip
                 async with _Lent(self) as connection:
-                    version = int(await connection.fetchval("show server_version_num"))
-                    shown = str(await connection.fetchval("show server_version"))
+                    await check_version(connection)
                     if connection.bare.is_pooled and self._most > 1:
-                        await self._refuse_pooler(connection)
-                    wanted = {**self._session, **_ISOLATION}
-                    check_settings(wanted, await connection.fetchval(_KEPT, [*wanted]))
-        except (StoreFault, ValueError, TypeError) as error:
-            await self.close()
-            if isinstance(error, Unsettled):
-                raise UnsuitablePooler(where(self.dsn), str(error)) from error
-            if "statement pooling mode" in str(error):
-                raise UnsuitablePooler(where(self.dsn), "it allows no transactions") from error
-            if isinstance(error.__cause__, _LOST_STATEMENTS):
-                raise UnsuitablePooler(where(self.dsn), "it forgets statements that were prepared") from error
-            raise DatabaseUnreachable(where(self.dsn), str(error)) from error
+                        await check_pooler(connection, _Lent(self), self.dsn)
+                    await check_kept(connection, self._session)
         except BaseException:
             await self.close()
             raise
-        if version < OLDEST_SERVER:
-            await self.close()
-            raise ServerTooOld(shown)
-
-    async def _refuse_pooler(self, first: EngineConnection) -> None:
-        """Refuse a pooler that gives a server connection for a transaction only: two of ours then share one, or one
-        waits for the transaction of the other."""
-        try:
-            await self._check_pooler(first)
-        except TimeoutError as error:
-            raise UnsuitablePooler(where(self.dsn), "beside one connection, a second one got no answer in time "
-                                   "(pool_mode, or a default_pool_size of 1)") from error
-
-    async def _check_pooler(self, first: EngineConnection) -> None:
-        async with _Lent(self) as second:
-            for _ in range(POOLER_TRIES):
-                mine = await first.fetchval("select pg_backend_pid()")
-                async with _begun(second.bare):
-                    other = await second.fetchval("select pg_backend_pid()")
-                    again = await first.fetchval("select pg_backend_pid()")
-                if other == mine or again != mine:
-                    raise UnsuitablePooler(where(self.dsn), "it gives each transaction another connection to Postgres")
 
     async def close(self) -> None:
         """Close all connections; one that does not answer is cut."""
@@ -283,7 +243,7 @@ class Database:
         with translated():
             async with _Lent(self) as connection:
                 gaps = Gaps(opener(), connection.get_server_pid()) if probes.hooks else None
-                async with _begun(connection.bare):
+                async with begun_transaction(connection.bare):
                     session = Session(connection, self, gaps)
                     if anew or is_long:
                         await session.allow(LONG, first=f"{PLAN_ANEW}; " if anew else "")
@@ -379,26 +339,3 @@ class _Lent:
             self._connection.terminate()  # now: the driver's release would find that it ends meanwhile
         proxy: Any = self._lent
         await self._pool.release(proxy)
-
-
-@asynccontextmanager
-async def _begun(connection: EngineConnection) -> AsyncIterator[None]:
-    """A transaction on a connection. The driver's own block, on a connection that is lost, raises that it is closed
-    instead of why."""
-    transaction = connection.transaction()
-    await transaction.start()
-    try:
-        yield
-    except BaseException:
-        if not (connection.was_cut or connection.is_closed()):
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
-                await transaction.rollback()
-        raise
-    await transaction.commit()
-
-
-def where(dsn: str) -> str:
-    """The URL without its password, for messages."""
-    scheme, _, rest = dsn.partition("://")
-    credentials, at, host = rest.rpartition("@")
-    return f"{scheme}://{credentials.partition(':')[0]}{at}{host}"

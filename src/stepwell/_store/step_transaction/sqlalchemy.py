@@ -18,7 +18,7 @@ from stepwell._store.connection.pool import Queryable, Row
 from stepwell._store.connection.settings import CLOSE_TIMEOUT, Bounds
 from stepwell._store.connection.sql_files import statement
 from stepwell._store.connection.timeline import Timelines
-from stepwell._store.step_transaction.transaction import END_PATIENCE, Carrier, StepConnection, step_settings
+from stepwell._store.step_transaction.connection import END_PATIENCE, Carrier, StepConnection, step_settings
 from stepwell.config import SCHEMA
 from stepwell.errors import TransactionBroken
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Protocol, Self
 
 import asyncpg
 
@@ -15,115 +15,30 @@ from stepwell._process import probes
 from stepwell._store import operators
 from stepwell._store.connection.driver_errors import kind, translated
 from stepwell._store.connection.gaps import Gaps
-from stepwell._store.connection.pool import Queryable, Session
-from stepwell._store.connection.settings import Bounds, PatientConnection, close_pool, drop_idle, open_pool, resetting
-from stepwell._store.connection.sql_files import application
+from stepwell._store.connection.pool import Session
+from stepwell._store.connection.settings import Bounds
 from stepwell._store.connection.timeline import Timelines
 from stepwell._store.operations import commit as commits
 from stepwell._store.operations.commit import NotWritten
 from stepwell._store.operations.commit_result import CommitResult
+from stepwell._store.step_transaction.asyncpg import Connections
+from stepwell._store.step_transaction.connection import END_PATIENCE, Carrier, Pool
 from stepwell.config import SCHEMA
-from stepwell.errors import EngineClosed, MissingExtra, TransactionBroken
+from stepwell.errors import MissingExtra, TransactionBroken
 
 log = logging.getLogger("stepwell")
 
-# The author's queries are planned as on any other connection; only the isolation is ours.
-STEP: Final = {"default_transaction_isolation": "read committed"}
-
-END_PATIENCE = 5.0  # with a rollback or a reset, before the connection is cut instead
 IDLE_MARGIN = timedelta(seconds=10)  # where no reaper ends a frozen worker's transaction, the server does so this late
 LOCK_PATIENCE = timedelta(milliseconds=200)  # with a caller's open transaction that holds the key of a child
 ROW_PATIENCE = timedelta(seconds=4)  # with who holds the row of a step; longer where Postgres sees cycles later
 LONGEST_IDLE = 2**31 - 1  # milliseconds, that Postgres takes for a timeout
 
-# What the driver's own reset leaves: another role, and temporary tables.
-_ALSO_RESET = "\nSET SESSION AUTHORIZATION DEFAULT;\nRESET ROLE;\nDISCARD TEMP;"
+@dataclass(frozen=True, slots=True)
+class LockWaits:
+    """How long the transaction waits for a lock."""
 
-
-class StepConnection(PatientConnection):
-    """A connection that is handed to authors, and comes back as it was."""
-
-    is_altered = False
-    """Whether its codecs were changed, which no reset undoes."""
-    is_lent = False
-    """Whether a step has it: closing it is not the step's to do."""
-
-    @property
-    def bare(self) -> Self:
-        """Itself, also through the pool's proxy, which raises on every use once the connection is lost."""
-        return self
-
-    def get_reset_query(self) -> str:
-        """The driver's reset, and then the settings again: a reset leaves those that the connection began with."""
-        return f"{super().get_reset_query()}{_ALSO_RESET}\n{resetting(self.settings)}"
-
-    async def close(self, *, timeout: float | None = None) -> None:
-        if self.is_lent:
-            raise TransactionBroken("close() was called in the step; "
-                                    "the connection is given back when the step is over")
-        await super().close(timeout=timeout)
-
-    async def set_type_codec(self, *args: Any, **options: Any) -> None:
-        self.is_altered = True
-        await super().set_type_codec(*args, **options)
-
-    async def set_builtin_type_codec(self, *args: Any, **options: Any) -> None:
-        self.is_altered = True
-        await super().set_builtin_type_codec(*args, **options)
-
-    async def reset_type_codec(self, *args: Any, **options: Any) -> None:
-        self.is_altered = True
-        await super().reset_type_codec(*args, **options)
-
-
-class Carrier(Protocol):
-    """A connection out of a pool and the transaction on it, as one driver has them."""
-
-    handed: Any  # what the step finds in ctx.connection
-
-    @property
-    def connection(self) -> StepConnection:
-        """The driver's connection, for our own statements."""
-        ...
-
-    async def begin(self) -> Queryable:
-        """Begin; what the first statement is to be sent through."""
-        ...
-
-    async def write_out(self) -> None:
-        """Send what the author wrote and the driver has kept in memory."""
-        ...
-
-    async def commit(self) -> None: ...
-    async def rollback(self) -> None: ...
-
-    async def give_back(self) -> None:
-        """Reset the connection and return it to its pool."""
-        ...
-
-    async def discard(self) -> None:
-        """Cut the connection: the server undoes what is open."""
-        ...
-
-
-class Pool(Protocol):
-    """Where transactions of steps come from."""
-
-    schema: str
-    statements: int
-    bounds: Bounds
-    timelines: Timelines | None
-
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
-
-    def drop_idle(self) -> None:
-        """End the connections that no step has: one of them has gone dark."""
-        ...
-
-    async def acquire(self) -> Carrier:
-        """Wait for a connection."""
-        ...
+    usual: str  # Postgres' lock_timeout
+    for_row: timedelta  # if another transaction holds the row of the step
 
 
 class Transaction:
@@ -140,8 +55,8 @@ class Transaction:
         self._connection = carrier.connection
         self._is_over = False  # committed, or rolled back
         self._is_gone = False  # the connection is not ours any more
-        self._mark = self._role = self._lock_timeout = ""
-        self._row_patience = ROW_PATIENCE
+        self._mark = self._role = ""
+        self._lock_waits = LockWaits("", ROW_PATIENCE)  # known once the transaction is taken over
 
     @property
     def is_lost(self) -> bool:
@@ -186,8 +101,7 @@ class Transaction:
         if row["mark"] != self._mark:
             raise TransactionBroken("the step ended it; return an outcome to commit, raise to roll back, "
                                     "and use a savepoint for a part of it")
-        self._lock_timeout = row["lock_timeout"]
-        self._row_patience = max(ROW_PATIENCE, 2 * row["deadlock_timeout"])
+        self._lock_waits = LockWaits(row["lock_timeout"], max(ROW_PATIENCE, 2 * row["deadlock_timeout"]))
 
     async def write(self, commit: Commit, *, is_patient: bool = False) -> CommitResult | None:
         """Write the outcome; None, with nothing changed, if its row is not ours or held by somebody else just now. With
@@ -198,7 +112,7 @@ class Transaction:
         try:
             with translated():
                 async with self._connection.transaction():  # a savepoint: what comes later can be tried again
-                    return await self._write_waiting(commit, self._row_patience if is_patient else LOCK_PATIENCE)
+                    return await self._write_waiting(commit, self._lock_waits.for_row if is_patient else LOCK_PATIENCE)
         except NotWritten:
             return None
         except Contention as error:
@@ -224,7 +138,7 @@ class Transaction:
         try:
             with translated():
                 async with self._connection.transaction():
-                    await self.session.bound_waits(self._row_patience)
+                    await self.session.bound_waits(self._lock_waits.for_row)
                     await operators.lock(self.session, ids)
                     await self._restore_lock_timeout()
         except Contention as error:
@@ -232,7 +146,7 @@ class Transaction:
                 raise
 
     async def _restore_lock_timeout(self) -> None:
-        await self.session.run(f"set local lock_timeout = '{self._lock_timeout}'")
+        await self.session.run(f"set local lock_timeout = '{self._lock_waits.usual}'")
 
     async def commit(self) -> None:
         """Commit; the driver's own error if the server refuses, as it does for a deferred constraint."""
@@ -330,83 +244,3 @@ def transactions(
     except ImportError as error:
         raise MissingExtra("sqlalchemy", "transactional_session='sqlalchemy'") from error
     return Sessions(dsn, most, bounds, timelines, schema)
-
-
-def step_settings(bounds: Bounds, schema: str = SCHEMA) -> dict[str, str]:
-    """What a step's connection begins with."""
-    return {**STEP, **bounds.tcp(), "application_name": f"{application(schema)} step"}
-
-
-class Connections:
-    """A pool whose transactions hand out the driver's own connections."""
-
-    def __init__(
-        self, dsn: str, most: int, bounds: Bounds = Bounds(), timelines: Timelines | None = None,  # noqa: B008 - frozen
-        schema: str = SCHEMA,
-    ) -> None:  # fmt: skip
-        self.schema = schema
-        self.statements = 0
-        self.bounds = bounds
-        self.timelines = timelines
-        self._dsn = dsn
-        self._most = most
-        self.pool: asyncpg.Pool | None = None
-
-    async def open(self) -> None:
-        """Open the pool; it connects when the first step comes."""
-        self.pool = await open_pool(
-            self._dsn, StepConnection, self._most, step_settings(self.bounds, self.schema), self.bounds, answer=None,
-            timelines=self.timelines,
-        )  # fmt: skip
-
-    async def close(self) -> None:
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            await close_pool(pool)
-
-    def drop_idle(self) -> None:
-        if self.pool is not None:
-            drop_idle(self.pool)
-
-    async def acquire(self) -> Carrier:
-        if self.pool is None:
-            raise EngineClosed
-        return _Borrowed(self, self.pool, await self.pool.acquire())
-
-
-class _Borrowed:
-    """A connection of an asyncpg pool."""
-
-    def __init__(self, owner: Connections, pool: asyncpg.Pool, lent: Any) -> None:
-        self.handed = lent
-        self.connection: StepConnection = lent.bare
-        self._owner = owner
-        self._pool = pool
-        self._transaction = self.connection.transaction()
-
-    async def begin(self) -> Queryable:
-        await self._transaction.start()
-        self.connection.is_lent = True
-        return Session(self.connection, self._owner)
-
-    async def write_out(self) -> None:
-        """The driver keeps nothing back: all there is to do is to take the connection back."""
-        self.connection.is_lent = False
-
-    async def commit(self) -> None:
-        await self._transaction.commit()
-
-    async def rollback(self) -> None:
-        self.connection.is_lent = False
-        await self._transaction.rollback()
-
-    async def give_back(self) -> None:
-        self.connection.is_lent = False
-        if self.connection.is_altered:
-            await self.connection.close(timeout=END_PATIENCE)
-        await self._pool.release(self.handed, timeout=END_PATIENCE)
-
-    async def discard(self) -> None:
-        self.connection.is_lent = False
-        self.connection.terminate()
-        await self._pool.release(self.handed)

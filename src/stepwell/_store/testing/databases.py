@@ -16,7 +16,8 @@ import asyncpg
 
 from stepwell._core.store_errors import StoreFault
 from stepwell._store.connection.driver_errors import translated
-from stepwell._store.connection.pool import Database, where
+from stepwell._store.connection.pool import Database
+from stepwell._store.connection.server_check import where
 from stepwell._store.connection.type_cache import LearnedConnection
 from stepwell._store.migrate import apply, script
 from stepwell.config import SCHEMA

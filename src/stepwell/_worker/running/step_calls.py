@@ -85,7 +85,7 @@ class StepCalls:
                       was_filling: bool = False) -> Commit:
         """Call `handle`, which sees the state as it was loaded; if it fails too, the instance fails."""
         ctx = run.context(in_handle=True)
-        definition = run.definition
+        owner = run.definition.owner
         try:
             outcome = await self.invoker.call(run.claim, run.step, owner.handle, owner.handle_is_async, error, ctx)
             if not isinstance(outcome, AskEach):
