@@ -18,6 +18,7 @@ from stepwell._store.testing import databases
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing.database_pool import SERVER_SETTINGS
 from tests.store import backlog
+from tests.store.plans import without_autovacuum
 
 T = TypeVar("T")
 
@@ -108,6 +109,7 @@ def deep(server_url: str) -> Iterator[Deep]:
 async def _build_deep(server_url: str, name: str) -> tuple[str, float]:
     await _migrated(server_url, name)
     url = databases.sibling(server_url, name)
+    await without_autovacuum(url)
     clock = asyncio.get_running_loop().time
     began = clock()
     await backlog.build(url)

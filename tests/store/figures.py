@@ -25,7 +25,7 @@ ROWS = 752_000
 
 async def row(url: str, case: Case, given: Sample) -> str:
     async with benched(url, case.settings) as bench:
-        plans = [await bench.explain(case.name, *case.arguments(given, case.size)) for _ in range(RUNS)]
+        plans = await bench.explain_often(RUNS, case.name, *case.arguments(given, case.size))
     buffers = round(statistics.median(plan.buffers for plan in plans))
     milliseconds = statistics.median(plan.milliseconds for plan in plans)
     return f"| {case.name} | {case.size:,} | {case.session} | {buffers:,} | {milliseconds:.2f} |\n"

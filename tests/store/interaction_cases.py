@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import md5
 from typing import Any
-from uuid import uuid4
 
 from stepwell._store.interactions import BEFORE_ALL
 from tests.store.cases import SESSIONS
@@ -38,7 +38,16 @@ class QuestionCase:
 
 
 def _ids(rows: list[tuple[str, int]], size: int) -> list[str]:
-    return [id_ for id_, _ in rows[:size]] or [str(uuid4()) for _ in range(size)]
+    return [id_ for id_, _ in rows[:size]] or _new_ids(size)
+
+
+def _new_ids(size: int) -> list[str]:
+    """Spread over the index as random ones would be, and the same in every run."""
+    return [_hash(f"new {n}") for n in range(size)]
+
+
+def _hash(text: str) -> str:
+    return md5(text.encode()).hexdigest()  # noqa: S324 - no secret
 
 
 def _units(rows: list[tuple[str, int]], size: int) -> list[int]:
@@ -51,9 +60,7 @@ def find(given: Questions, size: int) -> tuple[Any, ...]:
 
 
 def find_by_correlation(_: Questions, size: int) -> tuple[Any, ...]:
-    from hashlib import md5  # noqa: PLC0415 - as the backlog made them
-
-    addresses = [md5(f"c{n}".encode()).hexdigest() for n in range(1, size + 1)]  # noqa: S324 - no secret
+    addresses = [_hash(f"c{n}") for n in range(1, size + 1)]  # as the backlog made them
     return [None] * size, addresses, [""] * size
 
 
@@ -101,10 +108,10 @@ def settle_big(given: Questions, size: int) -> tuple[Any, ...]:
 
 def open_(given: Questions, size: int) -> tuple[Any, ...]:
     asked = [
-        {"unit_id": 10_000_000 + n, "instance_id": instance, "id": str(uuid4()), "step": "ask", "transport": "manual",
+        {"unit_id": 10_000_000 + n, "instance_id": instance, "id": new, "step": "ask", "transport": "manual",
          "sends": False, "reply_type": "x", "on_timeout": "wake", "requires_token": False, "request": 1, "fields": "",
          "is_shared": False, "timeout": "PT5M", "max_items": 0}
-        for n, instance in enumerate(_units(given.inbox, size))
+        for n, (instance, new) in enumerate(zip(_units(given.inbox, size), _new_ids(size), strict=False))
     ]  # fmt: skip
     return json.dumps(asked), ["x"], ["int"], ["{}"], [None]
 
@@ -113,7 +120,7 @@ def append(given: Questions, size: int) -> tuple[Any, ...]:
     head = {"unit_id": given.big or 1, "instance_id": given.big or 1, "first": 10_000_000, "step": "ask",
             "transport": "manual", "sends": False, "reply_type": "x", "on_timeout": "wake", "requires_token": False,
             "is_shared": False, "window": 200, "type_name": "int", "reference": {}}  # fmt: skip
-    return json.dumps(head), [str(uuid4()) for _ in range(size)], ["1"] * size, [""] * size
+    return json.dumps(head), _new_ids(size), ["1"] * size, [""] * size
 
 
 def append_again(given: Questions, size: int) -> tuple[Any, ...]:

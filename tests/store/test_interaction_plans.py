@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
-import asyncpg
 import pytest
 
 from stepwell._store.testing import databases
@@ -15,7 +14,7 @@ from tests.store.cases import SESSIONS
 from tests.store.conftest import in_own_loop
 from tests.store.interaction_backlog import Questions
 from tests.store.interaction_cases import CASES, TABLES, QuestionCase
-from tests.store.plans import Bench, Plan, benched
+from tests.store.plans import Bench, Plan, benched, without_autovacuum
 
 JOINS = {"Hash Join", "Merge Join"}
 
@@ -31,6 +30,7 @@ def deep_url(server_url: str) -> Iterator[str]:
 async def _build(server_url: str, name: str) -> str:
     await databases.clone(server_url, await databases.ensure_template(server_url), name)
     url = databases.sibling(server_url, name)
+    await without_autovacuum(url)
     await interaction_backlog.build(url)
     await interaction_backlog.analyze(url)
     return url
@@ -49,6 +49,7 @@ async def test_a_statement_about_interactions_has_its_one_good_plan(deep_url: st
         async with benched(deep_url, settings) as bench:
             for case in CASES:
                 if case.session == session:
+                    await bench.vacuum()
                     plan = await bench.explain(case.name, *case.arguments(given, case.size))
                     wrong += problems(case, plan)
 
@@ -74,10 +75,7 @@ def problems(case: QuestionCase, plan: Plan, *, exact: bool = True) -> list[str]
 async def test_plans_made_on_empty_interaction_tables_stay_good_while_they_fill(
     url: str, benches: AsyncExitStack, *, analyzed: bool
 ) -> None:
-    connection = await asyncpg.connect(url)
-    for table in TABLES:
-        await connection.execute(f"alter table stepwell.{table} set (autovacuum_enabled = off)")
-    await connection.close()
+    await without_autovacuum(url)
     if analyzed:
         await interaction_backlog.analyze(url)
     by_session: dict[str, Bench] = {

@@ -12,7 +12,7 @@ from stepwell._store.testing import databases
 from tests.store import backlog
 from tests.store.cases import CASES, SESSIONS, Case, Sample, sample
 from tests.store.conftest import Deep
-from tests.store.plans import Bench, Plan, benched
+from tests.store.plans import Bench, Plan, benched, without_autovacuum
 
 SMALL = 37_600  # half of the deep backlog: enough to tell an index from a scan
 TABLES = {"instances", "instance_data", "signals", "tombstones"}
@@ -69,6 +69,7 @@ async def test_a_statement_has_its_one_good_plan_on_a_deep_backlog(deep: Deep, c
     arguments = case.arguments(await look(deep.url), case.size)
 
     async with benched(deep.url, case.settings) as bench:
+        await bench.vacuum()
         plan = await bench.explain(case.name, *arguments)
 
     check(case, plan)
@@ -78,14 +79,6 @@ async def test_a_statement_has_its_one_good_plan_on_a_deep_backlog(deep: Deep, c
 
 async def connect_all(url: str, benches: AsyncExitStack) -> dict[str, Bench]:
     return {name: await benches.enter_async_context(benched(url, settings)) for name, settings in SESSIONS.items()}
-
-
-async def without_autovacuum(url: str) -> None:
-    """Only the test takes statistics."""
-    connection = await asyncpg.connect(url)
-    for table in TABLES:
-        await connection.execute(f"alter table stepwell.{table} set (autovacuum_enabled = off)")
-    await connection.close()
 
 
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "never analyzed"])
