@@ -18,6 +18,10 @@ class Unsettled(Outage):
     """The settings of a session did not arrive: a pooler drops them. No statement is sent on such a connection."""
 
 
+class Overdue(Outage):
+    """The statement took longer than it may: the server or the network is slow, or the statement has much to write."""
+
+
 class Misfit(Outage):
     """The server refuses a statement, most likely all such statements. It did not land. One row may be the cause."""
 

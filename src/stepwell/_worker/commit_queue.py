@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from stepwell._core.commit import Commit
+from stepwell._core.store_errors import Outage, Overdue
 from stepwell._process.service import Service
 from stepwell._store.operations.commit_result import CommitResult
 from stepwell._store.operations.encoding import text_length
@@ -23,6 +24,7 @@ LARGEST_BATCH = 1_000
 LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one batch
 FIRST_PATIENCE = 0.005  # seconds until a commit is tried again whose row another transaction has locked
 LONGEST_PATIENCE = 0.1
+MOST_DELAYS = 2  # the first one may be a slow server's, or the network's
 
 
 class CommitFuture(Protocol):
@@ -49,11 +51,12 @@ class QueuedCommit(msgspec.Struct, eq=False, gc=False):
     answer: CommitFuture
     in_doubt: Commit | None  # what may have been applied: an earlier try that ended without a reply
     length: int  # of its text
-    is_apart: bool  # no batch waits for it: it inserts many children, or had to wait for a lock
+    is_apart: bool  # no batch waits for it: it inserts many children, had to wait for a lock, or took too long
     is_repeated: bool = False  # both may have been applied: the one in doubt, and its replacement
     verdict: Verdict | None = None  # known; the future may not have it yet
     patience: float = FIRST_PATIENCE
     is_resting: bool = False  # another transaction has locked its row; a timer puts it back
+    delays: int = 0  # times that a statement with it took too long
     misfits: int = 0  # times that the server refused it, and accepted another one of its shape
 
     @property
@@ -61,11 +64,19 @@ class QueuedCommit(msgspec.Struct, eq=False, gc=False):
         """Whether it is still to be committed, now."""
         return self.verdict is None and not self.is_resting and not self.answer.done()
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it may be what takes long: then it is committed apart, and has longer."""
+        return self.delays >= MOST_DELAYS
 
-def mark_in_doubt(entry: QueuedCommit) -> None:
-    """Note that there was no reply to this try."""
-    entry.is_repeated = entry.in_doubt is not None and entry.in_doubt is not entry.commit
-    entry.in_doubt = entry.in_doubt or entry.commit
+    def note_outage(self, error: BaseException) -> None:
+        """Note that there was no reply to this try, if the error is an outage."""
+        if isinstance(error, Outage):
+            self.is_repeated = self.in_doubt is not None and self.in_doubt is not self.commit
+            self.in_doubt = self.in_doubt or self.commit
+        if isinstance(error, Overdue):
+            self.delays += 1
+            self.is_apart |= self.is_slow
 
 
 class CommitQueue:
@@ -136,11 +147,10 @@ class CommitQueue:
         self.pending = [entry for entry in batch if first[entry.commit.claim.id] is not entry] + self.pending
         return list(first.values())
 
-    def put_back(self, entries: list[QueuedCommit], *, doubtful: bool) -> None:
+    def put_back(self, entries: list[QueuedCommit], error: BaseException) -> None:
         """Put entries back first: an outage loses no outcome."""
-        if doubtful:
-            for entry in entries:
-                mark_in_doubt(entry)
+        for entry in entries:
+            entry.note_outage(error)
         self.pending = entries + self.pending
 
     def put_back_later(self, entry: QueuedCommit) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from stepwell._core.store_errors import Conflict, Contention, Misfit, Outage, Refusal, StoreFault
+from stepwell._core.store_errors import Conflict, Contention, Misfit, Outage, Overdue, Refusal, StoreFault
 
 if TYPE_CHECKING:
     from stepwell._store.connection.settings import EngineConnection
@@ -22,6 +22,7 @@ _MISFIT_CLASSES = ("0A", "42", "55", "XX")
 _NO_RIGHTS = "42501"
 _CONTENTION_STATES = frozenset({"40001", "40P01", "55P03"})
 _UNIQUE_VIOLATION = "23505"
+_CANCELED = "57014"  # by statement_timeout
 
 
 DRIVER_ERRORS = (
@@ -42,7 +43,9 @@ def fault_of(error: Exception) -> StoreFault:
     """Our error for an error of the driver."""
     if isinstance(error, asyncpg.PostgresError):
         return kind(error)(_describe(error))
-    return (Refusal if isinstance(error, asyncpg.DataError) else Outage)(_describe(error))
+    if isinstance(error, asyncpg.DataError):
+        return Refusal(_describe(error))
+    return (Overdue if isinstance(error, TimeoutError) else Outage)(_describe(error))
 
 
 @asynccontextmanager
@@ -68,6 +71,8 @@ def kind(error: asyncpg.PostgresError) -> type[StoreFault]:
         return Conflict
     if state in _CONTENTION_STATES:
         return Contention
+    if state == _CANCELED:
+        return Overdue
     if state.startswith(_REFUSAL_CLASSES) or state == _RAISED:
         return Refusal
     if state.startswith(_MISFIT_CLASSES) and state != _NO_RIGHTS:

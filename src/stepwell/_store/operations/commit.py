@@ -108,12 +108,12 @@ class CommitPaths:
 
 async def commit(
     db: Database, commits: Sequence[Commit], paths: CommitPaths, *, lock_timeout: timedelta | None = None,
-    reserved: Reservation | None = None,
+    reserved: Reservation | None = None, is_long: bool = False,
 ) -> CommitResult:  # fmt: skip
     """Commit outcomes of different instances together; `rest` is left for another call.
 
     After `lock_timeout` a wait for a lock raises Contention, and nothing is committed. `reserved`: slots of the worker
-    for children that are inserted already claimed.
+    for children that are inserted already claimed. With `is_long`, and a lock timeout, it may take a minute.
     """
     began, era = perf_counter(), db.era
     simple, rest = paths.split(commits) if lock_timeout is None else ((), commits)
@@ -121,7 +121,7 @@ async def commit(
     if result is None:
         db.check_era(era)  # after a failover the claims do not hold: no second statement
         try:
-            result = await _commit_full(db, commits, lock_timeout, reserved)
+            result = await _commit_full(db, commits, lock_timeout, reserved, is_long=is_long)
         except (Refusal, Misfit):
             if len(commits) == 1:
                 paths.forget(commits)
@@ -211,13 +211,13 @@ async def takes(db: Database, commit: Commit, *, lock_timeout: timedelta) -> boo
 
 async def _commit_full(
     db: Database, commits: Sequence[Commit], lock_timeout: timedelta | None, reserved: Reservation | None = None,
-    *, is_trial: bool = False,
+    *, is_trial: bool = False, is_long: bool = False,
 ) -> CommitResult:  # fmt: skip
-    if not is_trial and all(commit.is_plain for commit in commits):
+    if not (is_trial or is_long) and all(commit.is_plain for commit in commits):
         committed = await commit_rows(db, commits)
         return CommitResult(committed, _left_inboxes(committed))
     try:
-        async with db.transaction() as session:
+        async with db.transaction(is_long=is_long) as session:
             if lock_timeout is not None:
                 await session.bound_waits(lock_timeout)
             result = await write(session, commits, reserved=reserved)

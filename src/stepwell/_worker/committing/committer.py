@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 from stepwell._core.commit import Commit
 from stepwell._core.instance import Claim
 from stepwell._core.status import Status
-from stepwell._core.store_errors import Contention, Misfit, Outage, Refusal, StoreFault
+from stepwell._core.store_errors import Contention, Misfit, Refusal, StoreFault
 from stepwell._process import probes
 from stepwell._process.service import STOP_GRACE, Service
 from stepwell._process.stats import Stats
 from stepwell._store.connection.pool import Database
 from stepwell._store.operations.commit import CommitPaths, commit
 from stepwell._store.operations.commit_result import CommitResult
-from stepwell._worker.commit_queue import LARGEST_BATCH, CommitQueue, QueuedCommit, mark_in_doubt, tell
+from stepwell._worker.commit_queue import LARGEST_BATCH, CommitQueue, QueuedCommit, tell
 from stepwell._worker.committing.announcer import Announcer
 from stepwell._worker.committing.child_slots import ChildSlots
 from stepwell._worker.committing.inbox_sweeper import InboxSweeper
@@ -69,7 +70,7 @@ class Committer(Service):
                     await probes.reach("committer.before_commit", ids=[e.commit.claim.id for e in batch])
                 await self.commit_batch(batch)
             except BaseException as error:
-                self.queue.put_back([entry for entry in batch if entry.is_open], doubtful=isinstance(error, Outage))
+                self.queue.put_back([entry for entry in batch if entry.is_open], error)
                 raise
             finally:
                 self.queue.in_flight = 0
@@ -80,7 +81,7 @@ class Committer(Service):
 
     def _without_apart(self, batch: list[QueuedCommit]) -> list[QueuedCommit]:
         """Commit some outcomes apart, each in a task: keys of children may wait for a caller's open transaction, and
-        many children take long."""
+        many children, or long texts, take long."""
         apart = [entry for entry in batch if entry.is_apart]
         for entry in apart:
             task = asyncio.create_task(self._commit_apart(entry), name="stepwell spawn")
@@ -96,8 +97,7 @@ class Committer(Service):
                 await self.commit_batch([entry], APART_PATIENCE)
         except StoreFault as error:
             self._database.outages.failed_once(f"{self.name} of {entry.commit.claim.label}", error)
-            if isinstance(error, Outage):
-                mark_in_doubt(entry)
+            entry.note_outage(error)
             self.queue.put_back_later(entry)
 
     async def commit_batch(self, batch: list[QueuedCommit], lock_timeout: timedelta | None = None) -> None:
@@ -107,11 +107,15 @@ class Committer(Service):
             if not batch:
                 return
         commits = [entry.commit for entry in batch]
+        send = partial(
+            commit, self._database, commits, self._paths, lock_timeout=lock_timeout,
+            is_long=lock_timeout is not None and any(entry.is_slow for entry in batch),
+        )  # fmt: skip
         try:
             if self._child_slots is None:
-                result = await commit(self._database, commits, self._paths, lock_timeout=lock_timeout)
+                result = await send()
             else:
-                result = await self._commit_with_slots(self._child_slots, commits, lock_timeout)
+                result = await _with_slots(self._child_slots, commits, send)
         except (Refusal, Contention) as error:
             await self._isolation.isolate(batch, error)
             return
@@ -129,22 +133,6 @@ class Committer(Service):
             if batch and probes.hooks:
                 await probes.reach("committer.before_commit", ids=[entry.commit.claim.id for entry in rest])
             await self.commit_batch(rest)
-
-    async def _commit_with_slots(
-        self, child_slots: ChildSlots, commits: list[Commit], lock_timeout: timedelta | None
-    ) -> CommitResult:
-        """Commit, with reserved slots for children that are inserted already claimed."""
-        reserved = child_slots.reserve(commits)
-        inserted_claimed: Sequence[Claim] = ()
-        try:
-            result = await commit(
-                self._database, commits, self._paths, lock_timeout=lock_timeout, reserved=reserved
-            )
-            inserted_claimed = result.inserted_claimed
-        finally:
-            if reserved is not None:
-                child_slots.settle(reserved, inserted_claimed)
-        return result
 
     async def _note(self, batch: list[QueuedCommit], result: CommitResult) -> None:
         """Publish what the batch makes possible, tell its verdicts, and settle what was left out."""
@@ -180,3 +168,18 @@ class Committer(Service):
         tell(committed)
         if missing:
             await self._uncommitted.settle(missing)
+
+
+async def _with_slots(
+    child_slots: ChildSlots, commits: list[Commit], send: Callable[..., Awaitable[CommitResult]]
+) -> CommitResult:
+    """Commit, with reserved slots for children that are inserted already claimed."""
+    reserved = child_slots.reserve(commits)
+    inserted_claimed: Sequence[Claim] = ()
+    try:
+        result = await send(reserved=reserved)
+        inserted_claimed = result.inserted_claimed
+    finally:
+        if reserved is not None:
+            child_slots.settle(reserved, inserted_claimed)
+    return result
