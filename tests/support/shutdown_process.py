@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import logging
 import os
 import signal
@@ -45,7 +46,7 @@ class Deaf(Machine, initial="wait"):
 
 
 class Threaded(Machine, initial="wait"):
-    """Waits for a thread that sleeps for ever, as Python does at its end: of the loop's pool, or of one of its own."""
+    """Waits for threads that sleep for ever: of the loop's pool, or of pools that its thread makes."""
 
     @step
     async def wait(self, ctx: Context[Any]) -> Done:
@@ -58,6 +59,21 @@ class Threaded(Machine, initial="wait"):
         say("begun")
         with ThreadPoolExecutor() as pool:
             pool.submit(time.sleep, 3600)
+        return Done()
+
+    @step
+    def wait_in_new_pools(self, ctx: Context[Any]) -> Done:
+        say("begun")
+        pools = []
+        while True:
+            pools.append(ThreadPoolExecutor(thread_name_prefix="work"))
+            pools[-1].submit(time.sleep, 3600)
+            time.sleep(0.02)
+
+    @step
+    def wait_in_a_loop(self, ctx: Context[Any]) -> Done:
+        say("begun")
+        asyncio.run(asyncio.to_thread(time.sleep, 3600))
         return Done()
 
 
@@ -85,6 +101,10 @@ if __name__ == "__main__":
     parser.add_argument("--drain-timeout", type=float, default=0.5)
     parser.add_argument("--hook", action="store_true", help="hook a callback that never returns")
     parser.add_argument("--leave", action="store_true", help="end without what steps have left behind")
+    parser.add_argument("--code", type=int, default=0, help="what to exit with")
     given = parser.parse_args()
+    if given.code:
+        atexit.register(say, "exit handlers ran")
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     asyncio.run(main(given.url, given.drain_timeout, is_hooked=given.hook, leaves=given.leave))
+    sys.exit(given.code)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, thread
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Lock, Semaphore, Thread
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -69,3 +71,22 @@ class DaemonThreads(Executor):
         except Empty:
             self._idle.release()
             return self._calls.get()
+
+
+@cache
+def forget_pools_at_exit() -> None:
+    """Let the interpreter end without the pools that code in daemon threads has made.
+
+    Their threads are daemons as well, and yet the interpreter waits for all that are in a private table of
+    `concurrent.futures`. Should the table, or the way to be called before it is read, change, a test fails.
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(_forget_pools)
+
+
+def _forget_pools() -> None:
+    waited_for = getattr(thread, "_threads_queues", {})
+    for worker in list(waited_for):
+        if worker.daemon:
+            waited_for.pop(worker, None)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 log = logging.getLogger("stepwell")
 
-UNNAMED_POOL = "ThreadPoolExecutor-"  # the names of its threads start so
 MOST_NAMED = 10  # steps, or threads, in one line of the log
 
 
@@ -56,12 +55,11 @@ def say_left(left: Sequence[str], in_threads: int, *, is_orderly: bool) -> None:
 def waited_for() -> list[str]:
     """The threads that Python waits for at its end, also if they idle in a pool; none of them is the engine's.
 
-    Those of a pool that a sync step has made are daemons, as the thread of the step is, and yet waited for.
+    Threads that a sync step starts are daemons, as its own is, unless it asks for others.
     """
     return [
-        thread.name for thread in threading.enumerate()
-        if thread is not threading.main_thread() and (not thread.daemon or thread.name.startswith(UNNAMED_POOL))
-    ]  # fmt: skip
+        thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

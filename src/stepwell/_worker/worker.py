@@ -12,6 +12,7 @@ from stepwell._core.registry import Registry
 from stepwell._dispatch.service import DispatchSetup
 from stepwell._hooks.emitter import Emitter
 from stepwell._notify.notifier import Notifier
+from stepwell._process.daemon_threads import forget_pools_at_exit
 from stepwell._process.service import STOP_GRACE, calm, together
 from stepwell._process.stats import Stats
 from stepwell._process.threads import Around
@@ -149,6 +150,8 @@ class Worker:
         await self._graph.starter.all_begun(max(0.0, soon - loop.time()))
         await together(soon + 0.1, self._graph.releaser.release_all())
         self.left_behind = await self._graph.executor.drain(until, CANCEL_GRACE)
+        if self.stuck_threads:
+            forget_pools_at_exit()
         say_left(self.left_behind, self.stuck_threads, is_orderly=self.retirement.is_orderly)
 
     async def _leave(self) -> None:

@@ -116,9 +116,9 @@ async def test_a_process_ends_in_time_beside_a_callback_that_never_returns(
     assert started.returncode == 0
 
 
-@pytest.mark.parametrize(("step", "thread"), [("wait", "asyncio_0"), ("wait_in_a_pool", "ThreadPoolExecutor-0_0")])
-async def test_a_process_may_leave_threads_that_its_steps_have_started(own: Harness, step: str, thread: str) -> None:
-    async with process(own.url, "--leave") as started:
+@pytest.mark.parametrize("step", ["wait_in_a_pool", "wait_in_new_pools", "wait_in_a_loop"])
+async def test_a_process_ends_in_time_beside_pools_that_its_sync_steps_made(own: Harness, step: str) -> None:
+    async with process(own.url, "--code", "3") as started:
         await says(started, "ready")
         handle = await own.engine.start(Threaded, step=step)
         await says(started, "begun")
@@ -127,9 +127,26 @@ async def test_a_process_may_leave_threads_that_its_steps_have_started(own: Harn
         async with asyncio.timeout(PROMISED + LOADED):
             said, _ = await started.communicate()
 
+    assert started.returncode == 3
+    *_, in_threads, left, last = said.decode().splitlines()
+    assert "1 sync steps are still running in threads" in in_threads
+    assert f"1 steps did not end within drain_timeout; the reaper returns them: Threaded.{step} #{handle.id}" in left
+    assert last == "exit handlers ran"
+
+
+async def test_a_process_may_leave_threads_that_its_steps_have_started(own: Harness) -> None:
+    async with process(own.url, "--leave") as started:
+        await says(started, "ready")
+        handle = await own.engine.start(Threaded)
+        await says(started, "begun")
+
+        started.terminate()
+        async with asyncio.timeout(PROMISED + LOADED):
+            said, _ = await started.communicate()
+
     assert started.returncode == 0
     *_, threads, last = said.decode().splitlines()
-    assert f"threads that the steps may have started: {thread}" in threads
+    assert "threads that the steps may have started: asyncio_0" in threads
     assert "1 steps did not end within drain_timeout" in last
     assert f"#{handle.id}" in last
 
