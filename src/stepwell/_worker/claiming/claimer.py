@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stepwell._core.instance import Claim
-from stepwell._core.store_errors import Conflict, Contention
+from stepwell._core.store_errors import Conflict, Contention, Overdue
 from stepwell._lease.lease import Lease
 from stepwell._process import probes
 from stepwell._process.service import Service
@@ -72,7 +72,7 @@ class Claimer(Service):
         self._releaser = releaser
         self._settings = settings
         self._claim_paths = ClaimPaths()
-        self._locked = Pauses()  # queues whose claim waits for a lock of another transaction
+        self._locked = Pauses()  # queues whose claim waits for a lock of another transaction, or takes too long
 
     def hear_work(self, queue: str) -> None:
         """A notification of work."""
@@ -112,13 +112,15 @@ class Claimer(Service):
         return self._locked.next_in() if self._locked.until else None
 
     async def _fill_in_time(self, queue_slots: QueueSlots) -> bool:
-        """Claim from one queue, unless another transaction holds a lock that this needs: other queues do not wait."""
+        """Claim from one queue, unless it has to wait for a lock, or took too long lately: other queues do not wait."""
         if self._lease.current is None or (self._locked.until and self._locked.has(queue_slots.queue)):
             return False
         try:
             contended = await self._fill(queue_slots, self._lease.current)
-        except Contention as error:
+        except (Contention, Overdue) as error:
             log.debug("claimer: queue %r: %s", queue_slots.queue, error)
+            if isinstance(error, Overdue):
+                self._database.outages.failed_once(f"claimer of queue {queue_slots.queue}", error)
             queue_slots.ready = True
             self._locked.add(queue_slots.queue)
             return False
