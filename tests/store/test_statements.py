@@ -11,11 +11,13 @@ import pytest
 
 import stepwell._store
 from stepwell._store.connection.pool import CLIENT, WORKER
-from stepwell._store.connection.sql_files import statement
+from stepwell._store.connection.sql_files import _cte, statement
 
 STORE = Path(stepwell._store.__file__).parent
 FIRST = STORE / "migrations/0001_initial.sql"
-NAMES = sorted(str(path.relative_to(STORE / "sql").with_suffix("")) for path in (STORE / "sql").rglob("*.sql"))
+FILES = sorted(str(path.relative_to(STORE / "sql").with_suffix("")) for path in (STORE / "sql").rglob("*.sql"))
+NAMES = [name for name in FILES if "/_" not in name]
+PARTS = [name for name in FILES if "/_" in name]  # CTEs only, which statements take by name
 CALL = re.compile(r"""fetch\(\s*"([a-z_]+/[a-z_]+)""" + '"')
 SESSIONS = {"client": CLIENT, "worker": WORKER}
 
@@ -52,7 +54,7 @@ async def test_postgres_prepares_every_statement(url: str, session: str) -> None
     await connection.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_a_statement_states_its_duty_and_its_locks(name: str) -> None:
     duty = head(name).split(". ")[0]
 
@@ -73,6 +75,18 @@ def test_a_statement_has_one_caller(name: str) -> None:
     assert callers().count(name) == 1
 
 
+@pytest.mark.parametrize("name", PARTS)
+def test_a_file_of_ctes_is_used_by_a_statement(name: str) -> None:
+    texts = [(STORE / "sql" / f"{using}.sql").read_text("utf-8") for using in NAMES]
+
+    assert [text for text in texts if f" of {name}}}" in text]
+
+
+def test_an_unknown_cte_of_another_file_is_refused() -> None:
+    with pytest.raises(LookupError, match="has no CTE 'judge'"):
+        _cte("judge", "instances/claim")
+
+
 def test_every_call_has_its_file() -> None:
     assert set(callers()) <= set(NAMES)
 
@@ -85,7 +99,7 @@ def test_an_end_is_counted_alike_with_its_commit_and_after_it() -> None:
     assert after == with_commit
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_a_statement_names_only_indexes_that_exist(name: str) -> None:
     schema = "".join(path.read_text() for path in (STORE / "migrations").glob("*.sql"))
 
@@ -94,7 +108,7 @@ def test_a_statement_names_only_indexes_that_exist(name: str) -> None:
     assert all(f"index {index} on" in schema for index in named)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_only_lock_that_lets_foreign_keys_pass_is_taken(name: str) -> None:
     locking = re.findall(r"\bfor (?:no key )?(?:update|share)\b(?! set)", body(name))
 
