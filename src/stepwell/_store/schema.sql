@@ -87,6 +87,7 @@ with closed as (
   where u.instance_id = any ($1::bigint[]) and u.status = 'waiting'
   returning u.id, u.item_step, u.opened
 ), sized as materialized (
+  -- Whether each is small enough to be closed here.
   select c.id, c.item_step,
          c.opened <= 1000
            and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small
@@ -204,22 +205,24 @@ with given as materialized (
   where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
   returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport, u.item_step, u.opened,
             case when g.status = 'waiting' then g.room end as room
-), early as materialized (
-  -- Units that ended early, and whether they are small enough to be closed here.
+), closed as materialized (
+  -- Units that ended early.
+  select c.id, c.item_step, c.opened from counted c where c.status in ('timed_out', 'failed')
+), sized as materialized (
+  -- Whether each is small enough to be closed here.
   select c.id, c.item_step,
          c.opened <= 1000
            and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small
-  from counted c
-  where c.status in ('timed_out', 'failed')
+  from closed c
 ), left_open as (
   insert into stepwell.cleanups (unit_id)
-  select e.id from early e where not e.is_small
+  select s.id from sized s where not s.is_small
   on conflict (unit_id) do nothing
   returning pg_notify('stepwell_cleanup', '')
-), closed as (
+), dropped as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.instant()
-  where q.unit_id = any (array(select e.id from early e where e.is_small))
+  where q.unit_id = any (array(select s.id from sized s where s.is_small))
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 ), next_ones as materialized (
   -- Queued interactions for which the window has room.
@@ -251,7 +254,7 @@ with given as materialized (
 select array(select w.queue from woken w) as queues,
        array(select distinct r.transport from released r where r.transport is not null) as transports,
        (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline,
-       array(select e.id from early e where e.is_small and e.item_step is not null) as dropped;
+       array(select s.id from sized s where s.is_small and s.item_step is not null) as dropped;
 end
 $function$;
 
@@ -628,27 +631,21 @@ begin
 return query
 -- Judge completions, and accept those that are valid: one JSON array, no interaction twice. Run after another statement
 -- has locked their instances, so that nothing else ends these interactions meanwhile.
--- Keeps: the order of the checks: token, completed before, closed, late, type (which includes `max_items` of a list: a
---   step gets all of them at once). A refused completion changes nothing, and a reply is checked only if nothing before
---   refuses it, so that a caller without a token costs nothing. `facts` is what was sent, if a projector made the
---   reply; a repeated completion is recognised by it. `token` must fit the interaction; its signature was verified, or
---   `seal` is its hash, one of those stored. A retired `token_key` is refused. With an `item_step`, a reply starts a
---   continuation (at that step, with item and reply as its state), which is counted at the unit and at no parent.
--- Index: the primary keys; queues_fair, once; the retired keys are read once, and only for a token.
+-- Keeps: the order of the checks: token, completed before, closed, late, type (with `max_items` of a list: a step gets
+--   all of them at once). A refused completion changes nothing. A reply is checked only if nothing before refuses it: a
+--   caller without a token costs nothing. `facts` is what was sent, if a projector made the reply; it tells a repeated
+--   completion. `token` must fit the interaction; its signature was verified, or `seal` is its hash, one of those
+--   stored. With an `item_step`, a reply starts a continuation (with item and reply as its state), which is counted at
+--   the unit and at no parent.
+-- Index: the primary keys; queues_fair, once; the retired keys, once, and only for a token.
 -- Locks: the completed interactions.
 -- Returns: per completion its position, the verdict, what is wrong with the reply, the status it found, whether the
 --   interaction was out, and the queue of its continuation.
-with given as materialized (
-  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.token, g.token_key, g.seal,
-         g.is_checked, g.problem
-  from json_to_recordset($1::json) as g(
-         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, token_key text, seal text,
-         is_checked boolean, problem text)
-), met as materialized (
+with met as materialized (
   -- Each completion with its interaction, and the verdict of token and status (an open interaction of an ended unit
   -- counts as closed).
-  select g.position, g.id, g.reply, g.facts, g.actor, g.is_checked, g.problem, q.unit_id, u.item_step, u.max_items,
-         t.reference, t.schema,
+  select g.position, g.id, coalesce(g.reply, 'null') as reply, g.facts, g.actor, g.is_checked, g.problem, q.unit_id,
+         u.item_step, u.max_items, t.reference, t.schema,
          case when u.status <> 'waiting' and q.finished_at is null then 'cancelled' else q.status end as status,
          case
            when g.token is null and g.seal is null then case when u.requires_token then 'token' end
@@ -659,12 +656,15 @@ with given as materialized (
            else 'token'
          end as refusal,
          case
-           when q.status = 'completed' then
-             case when coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply) then 'duplicate' else 'conflict' end
+           when q.status = 'completed' and coalesce(q.facts, q.reply) = coalesce(g.facts, g.reply, 'null')
+             then 'duplicate'
+           when q.status = 'completed' then 'conflict'
            when q.status in ('timed_out', 'failed', 'cancelled') or u.status <> 'waiting' then 'closed'
            when q.deadline <= stepwell.now() then 'late'
          end as past
-  from given g
+  from json_to_recordset($1::json) as g(
+         position integer, id uuid, reply jsonb, facts jsonb, actor text, token jsonb, token_key text, seal text,
+         is_checked boolean, problem text)
   join stepwell.interactions q on q.id = any (array[g.id])
   join stepwell.await_units u on u.id = any (array[q.unit_id])
   join stepwell.reply_types t on t.id = any (array[u.reply_type])
@@ -691,8 +691,8 @@ with given as materialized (
   returning q.id, q.item, q.reply, q.unit_id, q.instance_id, j.item_step
 ), continuing as materialized (
   -- The continuations to start.
-  select a.id as question, a.item, a.reply, a.unit_id, a.item_step, p.id as parent_id, p.tenant, p.machine, p.version,
-         p.queue, p.priority, nextval('stepwell.instances_id_seq') as id
+  select a.id as interaction_id, a.item, a.reply, a.unit_id, a.item_step, p.id as parent_id, p.tenant, p.machine,
+         p.version, p.queue, p.priority, nextval('stepwell.instances_id_seq') as id
   from admitted a
   join stepwell.instances p on p.id = any (array[a.instance_id])
   where a.item_step is not null
@@ -711,11 +711,11 @@ with given as materialized (
   select c.id, jsonb_build_object('item', c.item, 'value', c.reply)
   from continuing c
 ), queues as materialized (
-  select jsonb_object_agg(c.question, c.queue) as by_question from continuing c
+  select jsonb_object_agg(c.interaction_id, c.queue) as by_interaction from continuing c
 )
 select j.position, coalesce(j.refusal, j.past, case when j.problem is null then 'admitted' else 'type' end) as verdict,
        j.problem, j.status, j.unit_id, j.status <> 'queued' as was_out,
-       (select q.by_question from queues q) ->> j.id::text as continues_in
+       (select q.by_interaction from queues q) ->> j.id::text as continues_in
 from judged j
 order by j.position;
 end
@@ -841,13 +841,8 @@ with recursive room as materialized (
   from unnest($1::text[], $2::integer[]) as g(key, most)
   join stepwell.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
 ), queues(key, number, queue) as (
-  -- The queues in which rows wait, one index step each.
-  select r.key, r.number, (select i.queue
-                           from stepwell.instances i
-                           where i.concurrency_limit = r.key and i.status = 'runnable' and i.hold = 'limit'
-                             and i.hold_reason is null
-                           order by i.queue
-                           limit 1)
+  -- Before the first queue, then the queues in which rows wait, one index step each.
+  select r.key, r.number, '' collate "C"
   from room r
   where r.number > 0
   union all
@@ -896,7 +891,7 @@ with recursive room as materialized (
     order by i.priority, i.due_at, i.id
     limit greatest(q.number - s.let_go, 0)
   ) n
-  where q.queue is not null
+  where q.queue <> ''
 ), following as materialized (
   select i.id
   from offered o join stepwell.instances i on i.id = any (array[o.id])

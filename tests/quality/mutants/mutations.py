@@ -127,7 +127,7 @@ REVIEWED = (
     ),
     Mutation(
         "end of a unit leaves siblings open", "await_units/settle",
-        "where q.unit_id = any (array(select e.id from early e where e.is_small))", "where false",
+        "where q.unit_id = any (array(select s.id from sized s where s.is_small))", "where false",
         ("tests/features/interactions/test_each.py::test_a_timeout_with_fail_ends_all_items",
          "tests/features/pipelines/test_items.py::test_an_item_that_fails_for_good_fails_its_parent_and_ends_its_siblings"),
     ),

@@ -1,14 +1,13 @@
--- Append interactions, one per item, to a unit, and open it with the first ones. Run after await_units/hold.sql, in its
--- transaction. $1: what they share, as one JSON object, with the number of the `first` item; $2 to $4: ids, requests
--- and key fields of the items, in order; one item that is null: the source has ended before it.
--- Keeps: one interaction per item: items that the unit has already (an earlier attempt, a lost reply) are compared with
---   the stored ones, by the `idempotency` fields if any, and skipped; if one differs, nothing is appended. At most
---   `window` of them are out, as the unit was opened. The window has room only if nothing is queued, so items go out in
---   order, and an item's timeout starts then. A unit that has ended (timed out, and is to fail) gets nothing more.
+-- Append interactions, one per item, to a unit, and open it with the first. Run under await_units/hold.sql. $1: what
+-- they share, as a JSON object, with the number of the `first` item; $2 to $4: ids, requests and key fields of the
+-- items, in order; one item that is null: the source has ended before it.
+-- Keeps: one interaction per item: items that the unit has already (an earlier attempt, a lost reply) are skipped; if
+--   one differs, in its `idempotency` fields if there are any, nothing is appended. At most `window` of them are out,
+--   as the unit was opened. It has room only if nothing is queued, so items go out in order; then their timeouts start.
 -- Index: the primary keys, interactions_item.
--- Locks: the unit.
--- Returns: how many may be sent or are out; how the unit has ended, if it has, and the overdue interaction, if by that;
---   how many are new; the first item that differs: its number, and its stored and given request (null: none).
+-- Locks: the unit. (One that has ended gets nothing more.)
+-- Returns: how many may be sent or are out; how the unit has ended, and the overdue interaction, if by that; how many
+--   are new; the first item that differs: its number, and its stored and given request (null: none).
 with unit as materialized (
   -- The unit as it is, or will be opened.
   select a.*, i.visit + 1 as visit, i.tenant, i.machine, i.version, coalesce(u.opened, 0) as before,
@@ -33,12 +32,10 @@ with unit as materialized (
     offset 0
   ) q
   cross join lateral (
-    select case when n.idempotency is null then q.request
-                else (select jsonb_object_agg(f.name, q.request -> f.name)
-                      from jsonb_array_elements_text(n.idempotency) as f(name)) end as asked,
-           case when n.idempotency is null or g.request is null then g.request::jsonb
-                else (select jsonb_object_agg(f.name, g.request::jsonb -> f.name)
-                      from jsonb_array_elements_text(n.idempotency) as f(name)) end as given
+    select coalesce(jsonb_object_agg(f.name, q.request -> f.name), q.request) as asked,
+           coalesce(jsonb_object_agg(f.name, g.request::jsonb -> f.name) filter (where g.request is not null),
+                    g.request::jsonb) as given
+    from jsonb_array_elements_text(n.idempotency) as f(name)
   ) v
   where n.is_open and n.first < n.before and v.asked is distinct from v.given
   order by q.item
@@ -82,13 +79,11 @@ with unit as materialized (
 )
 select case when d.item is null then least(n.number, n.space) else 0 end as room,
        case when not n.is_open then n.status end as ended,
-       case when not n.is_open then
-         (select q.id::text
-          from {schema}.interactions q
-          where q.unit_id = n.unit_id and q.status = 'timed_out'
-          order by q.item
-          limit 1)
-       end as timed_out,
+       (select q.id::text
+        from {schema}.interactions q
+        where not n.is_open and q.unit_id = n.unit_id and q.status = 'timed_out'
+        order by q.item
+        limit 1) as timed_out,
        case when n.is_open and d.item is null then n.number else 0 end as number,
        d.item as differs, d.asked::text as asked, d.given::text as given
 from unit n

@@ -42,20 +42,7 @@ with taken as materialized (
     for no key update skip locked
   ) l
   where p.item_step is not null
-), cancelled as (
-  update {schema}.instances i
-  set status = 'cancelled', finished_at = {schema}.now(), updated_at = {schema}.now(), fence = i.fence + 1,
-      dropped_fence = case when i.status = 'executing' then i.fence else i.dropped_fence end,
-      worker_id = null, slot = null, hold = null, hold_reason = null, joined = true
-  from live l
-  where i.id = any (array[l.id])
-  returning i.id, i.fence, i.watched, l.was = 'executing' as was_executing, i.concurrency_key, i.concurrency_limit
-), stored as (
-  update {schema}.instance_data d
-  set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
-                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
-  from cancelled c
-  where d.id = any (array[c.id])
+), {ctes cancelled, stored of await_units/drop_items}
 ), moved as (
   update {schema}.cleanups c
   set next_item = p.below

@@ -9,6 +9,7 @@ with closed as (
   where u.instance_id = any ($1::bigint[]) and u.status = 'waiting'
   returning u.id, u.item_step, u.opened
 ), sized as materialized (
+  -- Whether each is small enough to be closed here.
   select c.id, c.item_step,
          c.opened <= 1000
            and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small

@@ -10,21 +10,7 @@ with closed as (
     and not exists (select from {schema}.instances i
                     where i.id = u.instance_id and u.id in (i.await_unit_id, i.filling_unit_id)
                     offset 0)
-  returning u.id, u.opened
-), sized as materialized (
-  select c.id,
-         c.opened <= 1000
-           and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small
-  from closed c
-), left_open as (
-  insert into {schema}.cleanups (unit_id)
-  select s.id from sized s where not s.is_small
-  on conflict (unit_id) do nothing
-  returning pg_notify('{schema}_cleanup', '')
-), dropped as (
-  update {schema}.interactions q
-  set status = 'cancelled', finished_at = {schema}.now()
-  where q.unit_id = any (array(select s.id from sized s where s.is_small))
-    and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
+  returning u.id, u.item_step, u.opened
+), {ctes sized, left_open, dropped of await_units/close}
 )
 select s.id, s.is_small from sized s

@@ -43,22 +43,14 @@ with given as materialized (
   where u.id = any (array[g.unit_id]) and (u.status || '' = 'waiting' or g.is_filled)
   returning u.id, u.instance_id, u.status, u.is_sent, u.timeout, u.transport, u.item_step, u.opened,
             case when g.status = 'waiting' then g.room end as room
-), early as materialized (
-  -- Units that ended early, and whether they are small enough to be closed here.
-  select c.id, c.item_step,
-         c.opened <= 1000
-           and sum(c.opened) filter (where c.opened <= 1000) over (order by c.id) <= 5000 as is_small
-  from counted c
-  where c.status in ('timed_out', 'failed')
-), left_open as (
-  insert into {schema}.cleanups (unit_id)
-  select e.id from early e where not e.is_small
-  on conflict (unit_id) do nothing
-  returning pg_notify('{schema}_cleanup', '')
-), closed as (
+), closed as materialized (
+  -- Units that ended early.
+  select c.id, c.item_step, c.opened from counted c where c.status in ('timed_out', 'failed')
+), {ctes sized, left_open of await_units/close}
+), dropped as (
   update {schema}.interactions q
   set status = 'cancelled', finished_at = {schema}.instant()
-  where q.unit_id = any (array(select e.id from early e where e.is_small))
+  where q.unit_id = any (array(select s.id from sized s where s.is_small))
     and q.status || '' in ('queued', 'waiting', 'dispatching', 'dispatched')
 ), next_ones as materialized (
   -- Queued interactions for which the window has room.
@@ -90,4 +82,4 @@ with given as materialized (
 select array(select w.queue from woken w) as queues,
        array(select distinct r.transport from released r where r.transport is not null) as transports,
        (select extract(epoch from min(r.timeout))::float8 from released r) as next_deadline,
-       array(select e.id from early e where e.is_small and e.item_step is not null) as dropped
+       array(select s.id from sized s where s.is_small and s.item_step is not null) as dropped

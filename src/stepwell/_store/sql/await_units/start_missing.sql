@@ -14,7 +14,7 @@ with units as materialized (
     and not exists (select from {schema}.instances c
                     where c.continues_unit_id = u.id and c.status not in ('done', 'failed', 'cancelled')
                     offset 0)
-), missing as materialized (
+), continuing as materialized (
   select u.id as unit_id, u.item_step, q.item, q.reply, p.id as parent_id, p.tenant, p.machine, p.version, p.queue,
          p.priority, nextval('{schema}.instances_id_seq') as id
   from units u
@@ -24,19 +24,6 @@ with units as materialized (
                     where c.parent_id = u.instance_id and c.parent_round is null and c.child_index = q.item
                       and c.continues_unit_id = u.id
                     offset 0)
-), started as (
-  insert into {schema}.instances
-    (id, machine, version, step, queue, priority, due_at, tenant, parent_id, child_index, continues_unit_id, created_at,
-     updated_at, share)
-  overriding system value
-  select m.id, m.machine, m.version, m.item_step, m.queue, m.priority, {schema}.now(), m.tenant, m.parent_id, m.item,
-         m.unit_id, {schema}.now(), {schema}.now(),
-         case when m.queue = any (array(select f.name from {schema}.queues f where f.fair_by is not null))
-              then hashtextextended(m.tenant, 0) end
-  from missing m
-), stored as (
-  insert into {schema}.instance_data (id, state)
-  select m.id, jsonb_build_object('item', m.item, 'value', m.reply)
-  from missing m
+), {ctes started, stored of interactions/complete}
 )
-select m.unit_id, m.queue from missing m
+select c.unit_id, c.queue from continuing c

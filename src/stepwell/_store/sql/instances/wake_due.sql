@@ -2,8 +2,8 @@
 -- again.
 -- Keeps: a row is due once. A deadline wakes, it does not fail: awaits and attempt stay. A locked row is left for the
 --   next time. A row that was admitted is due again if the server loses the change: no wait for the disk.
--- Index: instances_due, instances_deadline; instances_claim and instances_fair, one probe each per queue of $1;
---   interactions_deadline, and interactions_dispatch per transport of $2; queues. See docs/internals/sql-plans.md.
+-- Index: instances_due, instances_deadline; instances_claim and instances_fair, one probe each per queue of $1; queues;
+--   those of interactions/_due.sql.
 -- Locks: up to 1,000 due and 1,000 expired rows, skip locked.
 -- Returns: one row: how many rows came due, their queues; the queues of $1 with claimable work; up to 100 rate limits
 --   that may admit (buckets_next); which of $1 are paused, are fair (or have rows with a share left), and have rows for
@@ -58,6 +58,7 @@ with unsynced as materialized (
                  where i.queue = n.name and i.status = 'runnable' and i.hold is null and i.share is not null
                  offset 0) as has_shared
   from unnest($1::text[]) as n(name) left join {schema}.queues q on q.name = n.name
+), {ctes interactions_due of interactions/_due}
 )
 select greatest((select count(*) from freed), (select count(*) from woken))::integer as freed,
        array(select distinct queue from ripe) as freed_queues,
@@ -68,16 +69,7 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
        array(select s.name
              from served s
              where case when s.is_fair then s.has_unshared else s.has_shared end) as misplaced,
-       exists (select from {schema}.interactions q
-               where q.status in ('waiting', 'dispatching', 'dispatched') and q.deadline <= {schema}.now()
-               order by q.deadline
-               offset 0) as has_late,
-       array(select n.name
-             from unnest($2::text[]) as n(name)
-             where exists (select from {schema}.interactions q
-                           where q.transport = n.name and q.status = 'waiting' and q.next_at <= {schema}.now()
-                           order by q.next_at
-                           offset 0)) as to_send,
+       d.has_late, d.to_send,
        extract(epoch from least((select i.due_at
                                  from {schema}.instances i
                                  where i.status = 'runnable' and i.hold = 'due' and i.id not in (select id from due)
@@ -88,24 +80,11 @@ select greatest((select count(*) from freed), (select count(*) from woken))::int
                                  where i.deadline is not null and i.id not in (select id from expired)
                                  order by i.deadline
                                  limit 1),
-                                (select q.deadline
-                                 from {schema}.interactions q
-                                 where q.status in ('waiting', 'dispatching', 'dispatched')
-                                   and q.deadline > {schema}.now()
-                                 order by q.deadline
-                                 limit 1),
-                                (select min(f.next_at)
-                                 from unnest($2::text[]) as n(name)
-                                 cross join lateral (select q.next_at
-                                                     from {schema}.interactions q
-                                                     where q.transport = n.name and q.status = 'waiting'
-                                                       and q.next_at > {schema}.now()
-                                                     order by q.next_at
-                                                     limit 1) f),
+                                d.next_at,
                                 (select b.next_at
                                  from {schema}.buckets b
                                  where b.next_at > {schema}.now()
                                  order by b.next_at
                                  limit 1))
                           - {schema}.now())::float8 as next_due
-from unsynced
+from unsynced cross join interactions_due d

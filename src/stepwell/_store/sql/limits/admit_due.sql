@@ -8,7 +8,7 @@
 --   (a weight is at least 1).
 -- Locks: the rows, skip locked (locked ones are tried again soon); the buckets.
 -- Returns: one row: the queues of the admitted rows, and the seconds until the next row.
-with recursive lines as materialized (
+with recursive buckets as materialized (
   -- The due buckets with their tokens as of now.
   select b.key, l.burst, l.n / extract(epoch from l.per)::float8 as per_second,
          least(l.burst, b.tokens + greatest(extract(epoch from {schema}.now() - b.refilled_at)::float8, 0)
@@ -17,25 +17,7 @@ with recursive lines as materialized (
   join {schema}.buckets b on b.key = any (array[g.key])
   left join {schema}.limits l on l.kind = 'rate' and l.name = any (array[split_part(b.key, ':', 1)])
   where b.next_at <= {schema}.now()
-), queues(key, burst, tokens, queue) as (
-  -- The queues in which rows wait for each bucket, one index step each.
-  select l.key, l.burst, l.tokens, (select i.queue
-                                    from {schema}.instances i
-                                    where i.rate_limit = l.key and i.status = 'runnable' and i.hold = 'rate'
-                                      and i.hold_reason is null
-                                    order by i.queue
-                                    limit 1)
-  from lines l
-  where l.burst is not null
-  union all
-  select q.key, q.burst, q.tokens, (select i.queue
-                                    from {schema}.instances i
-                                    where i.rate_limit = q.key and i.status = 'runnable' and i.hold = 'rate'
-                                      and i.hold_reason is null and i.queue > q.queue
-                                    order by i.queue
-                                    limit 1)
-  from queues q
-  where q.queue is not null
+), {ctes queues of limits/read_candidates}
 ), offered as materialized (
   -- The first rows of each queue, and whether they may be admitted.
   select n.id, n.weight, n.priority, n.due_at, q.key, q.burst, q.tokens,
@@ -55,7 +37,7 @@ with recursive lines as materialized (
     order by i.priority, i.due_at, i.id
     limit least(floor(q.tokens)::integer, 1000) + 1
   ) n
-  where q.queue is not null
+  where q.queue <> '' and q.burst is not null
 ), going as materialized (
   -- The first rows, as long as the tokens suffice for their weights.
   select i.id, t.key, t.weight
@@ -74,22 +56,22 @@ with recursive lines as materialized (
   returning i.queue
 ), waits as materialized (
   -- The seconds until each bucket can admit its next row.
-  select l.key,
+  select b.key,
          least(case
                  when h.weight is not null
-                   then greatest((coalesce((select sum(g.weight) from going g where g.key = l.key), 0)
-                                  + least(h.weight, l.burst) - l.tokens) / l.per_second, 0.02)
+                   then greatest((coalesce((select sum(g.weight) from going g where g.key = b.key), 0)
+                                  + least(h.weight, b.burst) - b.tokens) / b.per_second, 0.02)
                  when exists (select from {schema}.instances i
-                              where i.rate_limit = l.key and i.status = 'runnable' and i.hold = 'rate'
+                              where i.rate_limit = b.key and i.status = 'runnable' and i.hold = 'rate'
                                 and i.hold_reason is null and i.id not in (select g.id from going g)
                               offset 0)
-                   then least(greatest(1 / l.per_second, 0.02), 60)
+                   then least(greatest(1 / b.per_second, 0.02), 60)
                end, 3153600000) as wait
-  from lines l
+  from buckets b
   left join lateral (
     select o.weight
     from offered o
-    where o.key = l.key and o.may_go and o.id not in (select g.id from going g)
+    where o.key = b.key and o.may_go and o.id not in (select g.id from going g)
     order by o.priority, o.due_at, o.id
     limit 1
   ) h on true

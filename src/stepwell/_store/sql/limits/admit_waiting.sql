@@ -18,13 +18,8 @@ with recursive room as materialized (
   from unnest($1::text[], $2::integer[]) as g(key, most)
   join {schema}.limits l on l.kind = 'concurrency' and l.name = any (array[split_part(g.key, ':', 1)])
 ), queues(key, number, queue) as (
-  -- The queues in which rows wait, one index step each.
-  select r.key, r.number, (select i.queue
-                           from {schema}.instances i
-                           where i.concurrency_limit = r.key and i.status = 'runnable' and i.hold = 'limit'
-                             and i.hold_reason is null
-                           order by i.queue
-                           limit 1)
+  -- Before the first queue, then the queues in which rows wait, one index step each.
+  select r.key, r.number, '' collate "C"
   from room r
   where r.number > 0
   union all
@@ -73,7 +68,7 @@ with recursive room as materialized (
     order by i.priority, i.due_at, i.id
     limit greatest(q.number - s.let_go, 0)
   ) n
-  where q.queue is not null
+  where q.queue <> ''
 ), following as materialized (
   select i.id
   from offered o join {schema}.instances i on i.id = any (array[o.id])

@@ -35,21 +35,17 @@ with recursive given as materialized (
   from (select distinct d.rate_limit as key from given d where d.rate_limit is not null) g
   left join {schema}.limits l on l.kind = 'rate' and l.name = any (array[split_part(g.key, ':', 1)])
   left join {schema}.buckets b on b.key = any (array[g.key])
-), queues(key, queue) as (
-  -- The queues in which rows wait for a rate limit, one index step each.
-  select b.key, (select i.queue
-                 from {schema}.instances i
-                 where i.rate_limit = b.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
-                 order by i.queue
-                 limit 1)
+), queues(key, burst, tokens, queue) as (
+  -- Before the first queue, then the queues in which rows wait for each rate limit, one index step each.
+  select b.key, b.burst, b.tokens, '' collate "C"
   from buckets b
   union all
-  select q.key, (select i.queue
-                 from {schema}.instances i
-                 where i.rate_limit = q.key and i.status = 'runnable' and i.hold = 'rate' and i.hold_reason is null
-                   and i.queue > q.queue
-                 order by i.queue
-                 limit 1)
+  select q.key, q.burst, q.tokens, (select i.queue
+                                    from {schema}.instances i
+                                    where i.rate_limit = q.key and i.status = 'runnable' and i.hold = 'rate'
+                                      and i.hold_reason is null and i.queue > q.queue
+                                    order by i.queue
+                                    limit 1)
   from queues q
   where q.queue is not null
 ), heads as materialized (
@@ -71,7 +67,7 @@ with recursive given as materialized (
     order by i.priority, i.due_at, i.id
     limit 1
   ) n
-  where q.queue is not null
+  where q.queue <> ''
 )
 select 'row' as what, d.id, d.priority, d.due_at, d.concurrency_limit, d.rate_limit, d.weight, d.is_busy,
        null::integer as n, null::integer[] as taken, null::float8 as per_second, null::float8 as tokens
