@@ -62,7 +62,7 @@ def check_projector(projector: Function) -> str | None:
         return "a projector is a plain function, not `async def`: it only combines its arguments"
     try:
         inspect.signature(projector).bind(*range(_PROJECTED))
-    except TypeError:
+    except (TypeError, ValueError):  # of a builtin that does not say what it takes
         return "a projector takes three arguments: the request, what the actor sent, and what is known about it"
     try:
         refer_function(projector)
@@ -147,7 +147,10 @@ def _is_async(function: Function) -> bool:
 
 
 def _types(function: Function, where: str) -> tuple[Any, Any]:
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:  # of a builtin
+        raise DefinitionError(f"{where}: {error}; write a function around it, with one parameter") from error
     if len(parameters) != 1:
         raise DefinitionError(f"{where}: takes one parameter, the item or the stream, not {len(parameters)}")
     try:

@@ -5,6 +5,7 @@ Numbers are those of the scenarios in the digest of the pipeline framework's awa
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepwell import InvalidPipeline
 from stepwell.pipelines.yaml.load import read
-from stepwell.pipelines.yaml.reader import DEEPEST
+from stepwell.pipelines.yaml.reader import DEEPEST, MOST_MERGED
 from tests.features.pipelines.written import GOOD, STRATEGY, TRANSPORT, line_of, prices, put, refused
 
 ASK = "Ask prices"
@@ -259,6 +260,58 @@ def test_merges_through_thousands_of_anchors_are_refused_with_a_message(tmp_path
     first = refused(path).problems[0]
 
     assert (first.key, first.problem) == ("<<", "merges itself, or is merged through too many others")
+
+
+def test_merges_that_multiply_their_keys_are_refused_soon(tmp_path: Path) -> None:
+    tenfold = "".join(f"k{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13))
+    path = put(tmp_path / "p.yaml", f"name: x\nk0: &a0 {{x: 1}}\n{tenfold}<<: *a12\n")
+
+    first = refused(path).problems[0]
+
+    assert (first.key, first.problem) == ("<<", f"merges more than {MOST_MERGED:,} keys; nothing in a pipeline does")
+
+
+RAISED_BY_THE_READER = {
+    "a code point that is none": 'name: "\\UFFFFFFFF"', "the first beyond Unicode": 'name: "\\U00110000"',
+    "a version of many digits": f"%YAML 1.{'9' * 5_000}\n---\nname: x", "no boolean": "name: !!bool x",
+    "no time": "name: !!timestamp x", "an empty number": 'name: !!int ""', "an empty float": 'name: !!float ""',
+    "a float beyond floats": f"name: 1{':59' * 3_000}.0",
+}
+
+
+@pytest.mark.parametrize("case", RAISED_BY_THE_READER)
+def test_a_text_at_which_the_yaml_reader_breaks_is_refused(tmp_path: Path, case: str) -> None:
+    path = put(tmp_path / "p.yaml", RAISED_BY_THE_READER[case])
+
+    first = refused(path).problems[0]
+
+    assert first.problem.startswith(("is not YAML: ", "expected a plain value"))
+
+
+def test_a_list_type_nested_thousands_deep_is_refused(tmp_path: Path) -> None:
+    path = prices(tmp_path, ("input: Item", f'input: "{"list[" * 3_000}str{"]" * 3_000}"'))
+
+    [problem] = [one for one in refused(path).problems if one.key == "input"]
+
+    assert problem.problem == f"is a list nested more than {DEEPEST} levels deep"
+
+
+@pytest.mark.parametrize(("module", "says"), [
+    ("raise SystemExit(3)", "importing 'odd_module' failed: SystemExit: 3"),
+    ("def __getattr__(name): raise ImportError('no such extra')", "has no 'count': ImportError: no such extra"),
+    ("count = max", "no signature found"),
+])  # fmt: skip
+def test_a_module_that_raises_anything_refuses_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, says: str
+) -> None:
+    (tmp_path / "odd_module.py").write_text(module, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_module", raising=False)
+    path = prices(tmp_path, ("function: count", "function: odd_module:count\n    cardinality: ONE_TO_MANY"))
+
+    [problem] = [one for one in refused(path).problems if one.key == "function"]
+
+    assert says in problem.problem
 
 
 ODD = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
 
-from stepwell.pipelines.yaml.reader import near_miss
+from stepwell.pipelines.yaml.reader import DEEPEST, near_miss
 
 _PLAIN: Final[dict[str, Any]] = {kind.__name__: kind for kind in (str, int, float, bool, dict, list)} | {"any": Any}
 _LIST: Final = re.compile(r"list\[(.+)\]")
@@ -34,13 +34,13 @@ class Importer:
             raise ValueError(f"{text!r} is not of the form module:name")
         found: Any = _import(module)
         for part in name.split("."):
-            if not hasattr(found, part):
-                raise ValueError(f"{module} has no {name!r}{near_miss(part, dir(found))}")
-            found = getattr(found, part)
+            found = _held(found, part, f"{module} has no {name!r}")
         return found
 
     def find_type(self, text: str) -> Any:
         """A type: `shop.orders:Order`, `str`, `list[shop.orders:Order]`."""
+        if text.count("[") > DEEPEST:
+            raise ValueError(f"is a list nested more than {DEEPEST} levels deep")
         if (inner := _LIST.fullmatch(text)) is not None:
             return list[self.find_type(inner[1])]  # type: ignore[misc]  # a type known at run time
         if text in _PLAIN:
@@ -65,12 +65,22 @@ def _import(name: str) -> Any:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ValueError(f"there is no module {error.name!r}") from error
         raise ValueError(f"importing {name!r} failed: {error}") from error
-    except Exception as error:  # the author's module may raise anything
+    except (Exception, SystemExit) as error:  # the author's module may raise anything; a script ends by SystemExit
         problem = f"{type(error).__name__}: {error} ({_place(error, name)})"
         raise ValueError(f"importing {name!r} failed: {problem}") from error
 
 
-def _place(error: Exception, module: str) -> str:
+def _held(holder: Any, part: str, problem: str) -> Any:
+    """The attribute of a module or class; it may be made when it is looked up, by code that raises anything."""
+    try:
+        return getattr(holder, part)
+    except AttributeError:
+        raise ValueError(f"{problem}{near_miss(part, dir(holder))}") from None
+    except Exception as error:
+        raise ValueError(f"{problem}: {type(error).__name__}: {error}") from error
+
+
+def _place(error: BaseException, module: str) -> str:
     """The last line of the module itself on the way to the error, or else the last of all."""
     frames = extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).stem == module.rpartition(".")[2]]

@@ -16,6 +16,7 @@ from stepwell.pipelines.problems import PipelineProblem
 
 LONGEST = timedelta(days=36_500)
 DEEPEST = 50  # mappings and lists inside one another
+MOST_MERGED = 100_000  # keys, in all mappings of a file: ten merges of ten others each have ten times as many
 
 
 class Findings:
@@ -108,7 +109,7 @@ class Section:
             return None
         try:
             found = self._loader.construct_object(node)
-        except (ValueError, self._loader.error) as error:  # an invalid date, a number too long, an unknown tag
+        except Exception as error:  # noqa: BLE001 - of `!!int ""` or `!!bool x` PyYAML raises whatever its code meets
             self._unexpected(key, f"a plain value ({getattr(error, 'problem', error)})")
             return None
         if found is None:
@@ -268,6 +269,9 @@ def open_file(path: Path, findings: Findings) -> Section | None:
         findings.add(f"is not YAML: {getattr(error, 'problem', None) or error}",
                      line=None if mark is None else mark.line + 1)  # fmt: skip
         return None
+    except (ValueError, OverflowError) as error:  # "\UFFFFFFFF", a version of 5,000 digits, a path with a NUL
+        findings.add(f"is not YAML: {error}")
+        return None
     if node is None or _kind(node) != "mapping":
         findings.add("expected a mapping with name and steps" + (", the file is empty" if node is None else ""))
         return None
@@ -281,10 +285,11 @@ class _TooDeep(Exception):
 
 
 def _loader_class(yaml: Any) -> Any:
-    """PyYAML's safe loader, which composes recursively, with a limit on the depth."""
+    """PyYAML's safe loader, which composes recursively, with limits on the depth and on merged keys."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # its package may be missing
         depth = 0
+        merged = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.depth > DEEPEST:
@@ -294,6 +299,14 @@ def _loader_class(yaml: Any) -> Any:
                 return super().compose_node(parent, index)
             finally:
                 self.depth -= 1
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            self.merged += len(node.value)
+            if self.merged > MOST_MERGED:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"merges more than {MOST_MERGED:,} keys; nothing in a pipeline does"
+                )
 
     return Loader
 
