@@ -267,6 +267,11 @@ DOORS = (
         (f"{BOUNDS}::test_numbers_that_are_long_in_text_are_refused_before_they_are_written",),
     ),
     Mutation(
+        "facts of a token of any kind", "stepwell._token_facts",
+        "when jsonb_path_query_array(", "when true or jsonb_path_query_array(",
+        (f"{BOUNDS}::test_numbers_in_the_facts_of_a_token_are_not_written_as_text",),
+    ),
+    Mutation(
         "correlation without the secret", "stepwell._correlation",
         "sha256(secret || ", "sha256(",
         ("tests/features/interactions/test_tokens.py::test_a_correlation_cannot_be_guessed",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import asyncpg
@@ -28,6 +29,8 @@ DOORS = {
     "complete": ("select stepwell.complete($1, (select q.id from stepwell.interactions q))", "{}", "reply"),
 }
 
+COMPLETE = "select stepwell.complete('1', token => $1, interaction => $2)"
+
 
 @pytest.fixture
 async def bounded(h: Harness) -> Harness:
@@ -53,6 +56,25 @@ async def test_numbers_that_are_long_in_text_are_refused_before_they_are_written
     found = await refused(sql, query, wrapped.format(numbers))
 
     assert found in (("SW001", field), ("SW004", field))  # of too many digits, or bytes, whichever is checked first
+    assert await largest_memory(sql) - before < LEAST_MEMORY
+
+
+@pytest.mark.parametrize("place", [0, 2, 3, 5, 6])
+async def test_numbers_in_the_facts_of_a_token_are_not_written_as_text(
+    bounded: Harness, sql: asyncpg.Connection, place: int
+) -> None:
+    """H3: a token of 3,700 characters was 39 MB as text, and nobody has to sign it for that."""
+    [interaction] = (await bounded.engine.interactions.pending()).items
+    facts = ['""', f'"{interaction.id}"', f'"{interaction.correlation_id}"', "1", '"start"', "null", "0"]
+    facts[place] = f"[{','.join(['1e131071'] * 300)}]"
+    written = base64.urlsafe_b64encode(f"[{','.join(facts[: max(6, place + 1)])}]".encode()).decode()
+    token = f"sw1.1.{written.rstrip('=')}.x"
+    await refused(sql, COMPLETE, "sw1.1.W10.x", interaction.id)
+    before = await largest_memory(sql)
+
+    found = await refused(sql, COMPLETE, token, interaction.id)
+
+    assert found == ("SW022", "token")
     assert await largest_memory(sql) - before < LEAST_MEMORY
 
 
