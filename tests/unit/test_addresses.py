@@ -15,11 +15,17 @@ INSIDE = {
     "fd12::1": Kind.PRIVATE, "fec0::1": Kind.PRIVATE, "100.64.0.1": Kind.SHARED, "100.127.255.255": Kind.SHARED,
     "::ffff:127.0.0.1": Kind.LOOPBACK, "::ffff:10.0.0.1": Kind.PRIVATE, "::127.0.0.1": Kind.LOOPBACK,
     "64:ff9b::10.0.0.1": Kind.PRIVATE, "2002:7f00:1::": Kind.LOOPBACK, "64:ff9b:1::1": Kind.PRIVATE,
+    "64:ff9b:1::10.0.0.1": Kind.PRIVATE, "fd00:c1::1": Kind.PRIVATE,
 }  # fmt: skip
 NEVER = {
     "169.254.169.254": Kind.METADATA, "fd00:ec2::254": Kind.METADATA, "168.63.129.16": Kind.METADATA,
     "169.254.170.23": Kind.METADATA, "fd00:ec2::23": Kind.METADATA, "fd00:ec2:0:1::1": Kind.METADATA,
     "100.100.100.200": Kind.METADATA, "::ffff:169.254.169.254": Kind.METADATA, "64:ff9b::a9fe:a9fe": Kind.METADATA,
+    "fd20:ce::254": Kind.METADATA, "fd00:c1::a9fe:a9fe": Kind.METADATA, "fd00:42::42": Kind.METADATA,
+    "fd00:a9fe:a9fe::1": Kind.METADATA, "fd00:100::100:200": Kind.METADATA,
+    "64:ff9b:1::a9fe:a9fe": Kind.METADATA, "64:ff9b:1:a9fe:a9:fe00::": Kind.METADATA,
+    "64:ff9b:1:a9:fe:a9fe::": Kind.METADATA, "64:ff9b:1:0:a9:fea9:fe00:0": Kind.METADATA,
+    "64:ff9b:1::a9fe:101": Kind.LINK_LOCAL,
     "169.254.1.1": Kind.LINK_LOCAL, "fe80::1": Kind.LINK_LOCAL,
     "224.0.0.1": Kind.MULTICAST, "ff02::1": Kind.MULTICAST, "::": Kind.RESERVED, "0.0.0.0": Kind.RESERVED,  # noqa: S104 - nobody binds
     "255.255.255.255": Kind.RESERVED, "240.0.0.1": Kind.RESERVED, "192.0.2.1": Kind.RESERVED,

@@ -36,12 +36,15 @@ class Kind(StrEnum):
 
 # Our own table, after IANA's registries of special-purpose addresses: what `ipaddress` calls private differs between
 # patch releases of Python. The first network that holds an address decides. All services of an EC2 instance are in
-# fd00:ec2::/32: credentials at ::254 and ::23, DNS, time.
+# fd00:ec2::/32: credentials at ::254 and ::23, DNS, time. The other IPv6 addresses are those of Google, Oracle,
+# Scaleway, Akamai and Alibaba.
 _KINDS: Final[tuple[tuple[Network, Kind], ...]] = tuple(
     (ipaddress.ip_network(network), kind)
     for kind, networks in (
         (Kind.METADATA, ("169.254.169.254/32", "169.254.170.2/32", "169.254.170.23/32", "168.63.129.16/32",
-                         "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::/32", "fd20:ce::254/128")),
+                         "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::/32", "fd20:ce::254/128",
+                         "fd00:c1::a9fe:a9fe/128", "fd00:42::42/128", "fd00:a9fe:a9fe::1/128",
+                         "fd00:100::100:200/128")),
         (Kind.LOOPBACK, ("127.0.0.0/8", "::1/128")),
         (Kind.PRIVATE, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10", "64:ff9b:1::/48")),
         (Kind.SHARED, ("100.64.0.0/10",)),
@@ -57,6 +60,7 @@ _KINDS: Final[tuple[tuple[Network, Kind], ...]] = tuple(
 )  # fmt: skip
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_LOCAL_NAT64: Final = IPv6Network("64:ff9b:1::/48")
 _COMPATIBLE: Final = IPv6Network("::/96")
 _LOW_32_BITS: Final = 0xFFFF_FFFF
 
@@ -108,6 +112,10 @@ def kind_of(address: Address) -> Kind:
     inner = _carried(address)
     if inner is not None:
         return kind_of(inner)
+    if address in _LOCAL_NAT64:
+        # How many bits the prefix of this gateway has is not known, so an address may carry any of these.
+        kinds = {kind_of(one) for one in _carried_locally(int(address))}
+        return next((kind for kind in (Kind.METADATA, Kind.LINK_LOCAL) if kind in kinds), Kind.PRIVATE)
     return next(kind for network, kind in _KINDS if address in network)
 
 
@@ -125,6 +133,14 @@ def _carried(address: Address) -> IPv4Address | None:
     if address in _NAT64 or is_compatible:
         return IPv4Address(int(address) & _LOW_32_BITS)
     return address.sixtofour
+
+
+def _carried_locally(number: int) -> list[IPv4Address]:
+    """The IPv4 addresses in an IPv6 address behind a prefix of 48, 56, 64 or 96 bits (RFC 6052); bits 64 to 71 are
+    none of theirs.
+    """
+    packed = number >> 64 << 56 | number & (1 << 56) - 1
+    return [IPv4Address(one & _LOW_32_BITS) for one in (packed >> 40, packed >> 32, packed >> 24, number)]
 
 
 def _listed(allowed: str | Iterable[str]) -> list[str]:
