@@ -181,7 +181,8 @@ class _Listener(Service):
         finally:
             self.tried.set()
         if not heard and not self._is_unreachable:
-            log.warning("listener: notifications do not arrive (a pooler in transaction mode?); polling only")
+            log.warning("listener: notifications do not arrive (a pooler in transaction mode, or the server's queue of "
+                        "them is full?); polling only")
         self.heard, self._is_unreachable = heard, not heard
         return PROBE_EVERY
 

@@ -96,7 +96,7 @@ with closed as (
   insert into stepwell.cleanups (unit_id)
   select s.id from sized s where not s.is_small
   on conflict (unit_id) do nothing
-  returning pg_notify('stepwell_cleanup', '')
+  returning stepwell._notify('stepwell_cleanup', '')
 ), dropped as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.now()
@@ -147,8 +147,8 @@ with live as materialized (
   where d.id = any (array[c.id])
 )
 select c.id, c.concurrency_key, c.concurrency_limit,
-       case when c.was_executing then pg_notify('stepwell_revoked', c.id || ' ' || c.fence)::text end as revoked,
-       case when c.watched then pg_notify('stepwell_settled', c.id::text)::text end as settled
+       case when c.was_executing then stepwell._notify('stepwell_revoked', c.id || ' ' || c.fence)::text end as revoked,
+       case when c.watched then stepwell._notify('stepwell_settled', c.id::text)::text end as settled
 from cancelled c;
 end
 $function$;
@@ -218,7 +218,7 @@ with given as materialized (
   insert into stepwell.cleanups (unit_id)
   select s.id from sized s where not s.is_small
   on conflict (unit_id) do nothing
-  returning pg_notify('stepwell_cleanup', '')
+  returning stepwell._notify('stepwell_cleanup', '')
 ), dropped as (
   update stepwell.interactions q
   set status = 'cancelled', finished_at = stepwell.instant()
@@ -969,6 +969,11 @@ select case
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._notify(channel text, payload text)
+ RETURNS void
+ LANGUAGE sql
+RETURN CASE WHEN (pg_notification_queue_usage() < (0.5)::double precision) THEN pg_notify(channel, payload) ELSE NULL::void END;
+
 CREATE OR REPLACE FUNCTION stepwell._number_problem(schema jsonb, value numeric)
  RETURNS text
  LANGUAGE sql
@@ -1440,7 +1445,7 @@ begin
   end loop;
 
   if notify is not false then
-    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
+    perform stepwell._notify('stepwell_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
   end if;
 end
 $function$;
@@ -1599,9 +1604,9 @@ begin
   end loop;
 
   if notify is not false then
-    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
+    perform stepwell._notify('stepwell_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
     if has_later then
-      perform pg_notify('stepwell_due', '');
+      perform stepwell._notify('stepwell_due', '');
     end if;
   end if;
 end
@@ -1804,12 +1809,12 @@ begin
       from stepwell._await_units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
                                   array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
       if complete.notify is not false then
-        perform pg_notify('stepwell_work', q.queue)
+        perform stepwell._notify('stepwell_work', q.queue)
         from unnest(settled.queues || judged.continues_in) q(queue)
         where q.queue is not null;
-        perform pg_notify('stepwell_dispatch', t.transport) from unnest(settled.transports) t(transport);
+        perform stepwell._notify('stepwell_dispatch', t.transport) from unnest(settled.transports) t(transport);
         if settled.next_deadline is not null then
-          perform pg_notify('stepwell_due', '');
+          perform stepwell._notify('stepwell_due', '');
         end if;
       end if;
   end case;
@@ -2155,10 +2160,10 @@ begin
       frees_keys := frees_keys or (ended.was_executing and ended.id = any (holders))
                     or ended.concurrency_limit is not null;
       if tells and ended.was_executing then
-        perform pg_notify('stepwell_revoked', ended.id || ' ' || ended.fence);
+        perform stepwell._notify('stepwell_revoked', ended.id || ' ' || ended.fence);
       end if;
       if tells and ended.watched then
-        perform pg_notify('stepwell_settled', ended.id::text);
+        perform stepwell._notify('stepwell_settled', ended.id::text);
       end if;
     end loop;
     dropped := array(select c.id from stepwell._await_units_close(ids) c);
@@ -2175,9 +2180,9 @@ begin
   end loop;
 
   if tells then
-    perform pg_notify('stepwell_work', q.queue) from (select distinct unnest(queues) as queue) q;
+    perform stepwell._notify('stepwell_work', q.queue) from (select distinct unnest(queues) as queue) q;
     if frees_keys then
-      perform pg_notify('stepwell_idle', '');
+      perform stepwell._notify('stepwell_idle', '');
     end if;
   end if;
   return is_cancelled;

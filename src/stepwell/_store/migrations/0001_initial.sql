@@ -52,6 +52,15 @@ language sql stable parallel safe
 return pg_catalog.statement_timestamp();
 
 
+-- ===== Notifications =================================================================================================
+
+-- Send a notification, unless the server's queue of them is half full: a full one fails all transactions that send, and
+-- a role that may only connect can fill it. Notifications are hints: without them workers poll.
+create function {schema}._notify(channel text, payload text) returns void
+language sql volatile
+return case when pg_notification_queue_usage() < 0.5 then pg_notify(channel, payload) end;
+
+
 -- ===== Tables ========================================================================================================
 
 -- One row. `migrate` creates the table before anything else, with the two numbers of the schema (version, oldest_code),
@@ -1015,9 +1024,9 @@ begin
   end loop;
 
   if notify is not false then
-    perform pg_notify('{schema}_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
+    perform {schema}._notify('{schema}_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
     if has_later then
-      perform pg_notify('{schema}_due', '');
+      perform {schema}._notify('{schema}_due', '');
     end if;
   end if;
 end
@@ -1231,7 +1240,7 @@ begin
   end loop;
 
   if notify is not false then
-    perform pg_notify('{schema}_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
+    perform {schema}._notify('{schema}_work', q.queue) from (select distinct unnest(all_ready) as queue) q;
   end if;
 end
 $$;
@@ -1423,10 +1432,10 @@ begin
       frees_keys := frees_keys or (ended.was_executing and ended.id = any (holders))
                     or ended.concurrency_limit is not null;
       if tells and ended.was_executing then
-        perform pg_notify('{schema}_revoked', ended.id || ' ' || ended.fence);
+        perform {schema}._notify('{schema}_revoked', ended.id || ' ' || ended.fence);
       end if;
       if tells and ended.watched then
-        perform pg_notify('{schema}_settled', ended.id::text);
+        perform {schema}._notify('{schema}_settled', ended.id::text);
       end if;
     end loop;
     dropped := array(select c.id from {schema}._await_units_close(ids) c);
@@ -1443,9 +1452,9 @@ begin
   end loop;
 
   if tells then
-    perform pg_notify('{schema}_work', q.queue) from (select distinct unnest(queues) as queue) q;
+    perform {schema}._notify('{schema}_work', q.queue) from (select distinct unnest(queues) as queue) q;
     if frees_keys then
-      perform pg_notify('{schema}_idle', '');
+      perform {schema}._notify('{schema}_idle', '');
     end if;
   end if;
   return is_cancelled;
@@ -1963,12 +1972,12 @@ begin
       from {schema}._await_units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
                                   array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
       if complete.notify is not false then
-        perform pg_notify('{schema}_work', q.queue)
+        perform {schema}._notify('{schema}_work', q.queue)
         from unnest(settled.queues || judged.continues_in) q(queue)
         where q.queue is not null;
-        perform pg_notify('{schema}_dispatch', t.transport) from unnest(settled.transports) t(transport);
+        perform {schema}._notify('{schema}_dispatch', t.transport) from unnest(settled.transports) t(transport);
         if settled.next_deadline is not null then
-          perform pg_notify('{schema}_due', '');
+          perform {schema}._notify('{schema}_due', '');
         end if;
       end if;
   end case;
@@ -2533,7 +2542,7 @@ with given as materialized (
   insert into {schema}.cleanups (unit_id)
   select s.id from sized s where not s.is_small
   on conflict (unit_id) do nothing
-  returning pg_notify('{schema}_cleanup', '')
+  returning {schema}._notify('{schema}_cleanup', '')
 ), dropped as (
   update {schema}.interactions q
   set status = 'cancelled', finished_at = {schema}.instant()
@@ -2600,7 +2609,7 @@ with closed as (
   insert into {schema}.cleanups (unit_id)
   select s.id from sized s where not s.is_small
   on conflict (unit_id) do nothing
-  returning pg_notify('{schema}_cleanup', '')
+  returning {schema}._notify('{schema}_cleanup', '')
 ), dropped as (
   update {schema}.interactions q
   set status = 'cancelled', finished_at = {schema}.now()
@@ -2651,8 +2660,8 @@ with live as materialized (
   where d.id = any (array[c.id])
 )
 select c.id, c.concurrency_key, c.concurrency_limit,
-       case when c.was_executing then pg_notify('{schema}_revoked', c.id || ' ' || c.fence)::text end as revoked,
-       case when c.watched then pg_notify('{schema}_settled', c.id::text)::text end as settled
+       case when c.was_executing then {schema}._notify('{schema}_revoked', c.id || ' ' || c.fence)::text end as revoked,
+       case when c.watched then {schema}._notify('{schema}_settled', c.id::text)::text end as settled
 from cancelled c;
 end
 $$;

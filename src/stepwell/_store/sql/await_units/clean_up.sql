@@ -59,8 +59,9 @@ with taken as materialized (
   where u.id = any (array[p.unit_id]) and p.is_deletion and p.is_last
 ), told as materialized (
   select c.concurrency_key, c.concurrency_limit,
-         case when c.was_executing then pg_notify('{schema}_revoked', c.id || ' ' || c.fence)::text end as revoked,
-         case when c.watched then pg_notify('{schema}_settled', c.id::text)::text end as settled
+         case when c.was_executing
+              then {schema}._notify('{schema}_revoked', c.id || ' ' || c.fence)::text end as revoked,
+         case when c.watched then {schema}._notify('{schema}_settled', c.id::text)::text end as settled
   from cancelled c
 )
 select array(select t.concurrency_key from told t where t.concurrency_key is not null) as keys,

@@ -18,7 +18,7 @@ with closed as (
   insert into {schema}.cleanups (unit_id)
   select s.id from sized s where not s.is_small
   on conflict (unit_id) do nothing
-  returning pg_notify('{schema}_cleanup', '')
+  returning {schema}._notify('{schema}_cleanup', '')
 ), dropped as (
   update {schema}.interactions q
   set status = 'cancelled', finished_at = {schema}.now()

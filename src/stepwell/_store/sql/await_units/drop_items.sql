@@ -31,6 +31,6 @@ with live as materialized (
   where d.id = any (array[c.id])
 )
 select c.id, c.concurrency_key, c.concurrency_limit,
-       case when c.was_executing then pg_notify('{schema}_revoked', c.id || ' ' || c.fence)::text end as revoked,
-       case when c.watched then pg_notify('{schema}_settled', c.id::text)::text end as settled
+       case when c.was_executing then {schema}._notify('{schema}_revoked', c.id || ' ' || c.fence)::text end as revoked,
+       case when c.watched then {schema}._notify('{schema}_settled', c.id::text)::text end as settled
 from cancelled c

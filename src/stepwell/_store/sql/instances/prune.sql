@@ -67,7 +67,7 @@ with elected as materialized (
   insert into {schema}.cleanups (unit_id, is_deletion)
   select a.id, true from asked a where not a.is_small
   on conflict (unit_id) do update set is_deletion = true, next_item = 0
-  returning pg_notify('{schema}_cleanup', '')
+  returning {schema}._notify('{schema}_cleanup', '')
 ), forgotten as (
   delete from {schema}.await_units u using asked a where a.is_small and u.id = any (array[a.id])
   returning u.id

@@ -4,5 +4,5 @@
 with unsynced as materialized (
   select set_config('synchronous_commit', 'off', true)
 )
-select pg_notify('{schema}_' || n.channel, n.payload)
+select {schema}._notify('{schema}_' || n.channel, n.payload)
 from unsynced, unnest($1::text[], $2::text[]) as n(channel, payload)
