@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -14,6 +15,9 @@ from stepwell._store import await_units, children
 from stepwell._store.await_units import Resolved, Settled
 from stepwell._store.connection.pool import Database, Queryable
 
+READ_AT_ONCE = 10  # interactions: each may be as large as max_payload
+MOST_READ = 4 * 1024 * 1024  # characters of one page, but for what is read at once
+LARGE = 16 * 1024
 FULL_LOOK = 500  # overdue interactions of one page
 BEFORE_ALL = (datetime.min.replace(tzinfo=UTC), "00000000-0000-0000-0000-000000000000")
 
@@ -147,11 +151,20 @@ async def release_lost(db: Queryable) -> list[str]:
     return [row["transport"] for row in await db.fetch("interactions/release_lost")]
 
 
-async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> list[tuple[Interaction, Found]]:
-    """Interactions of a tenant, in the order of the ids; as people see them, and as completions find them."""
-    rows = await db.fetch("interactions/read", ids, tenant)
-    read = {row["id"]: _seen_and_found(dict(row)) for row in rows}
-    return [read[id_] for id_ in ids if id_ in read]
+async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> tuple[list[tuple[Interaction, Found]], int]:
+    """Interactions of a tenant, in the order of the ids; as people see them, and as completions find them. Also how
+    many ids were looked up: no more after MOST_READ characters. The loop is free between two large ones."""
+    read: dict[str, tuple[Interaction, Found]] = {}
+    size, first = 0, 0
+    while first < len(ids) and size < MOST_READ:
+        for row in await db.fetch("interactions/read", ids[first : first + READ_AT_ONCE], tenant):
+            read[row["id"]] = _seen_and_found(dict(row))
+            length = len(row["request"]) + len(row["reply"] or "")
+            size += length
+            if length >= LARGE:
+                await asyncio.sleep(0)
+        first += READ_AT_ONCE
+    return [read[id_] for id_ in ids if id_ in read], min(first, len(ids))
 
 
 async def pending(

@@ -17,9 +17,9 @@ from stepwell.engine import Engine
 from stepwell.errors import CompletionRefused, InvalidInput
 from stepwell.web.bearers import Bearers, BearerToken, Scope
 from stepwell.web.bodies import Completion, read_completion
-from stepwell.web.interactions import read_query, show_completion, show_interaction
+from stepwell.web.interactions import read_query, show_completion, show_interaction, write_page
 from stepwell.web.openapi import describe
-from stepwell.web.problems import HANDLERS, Problem, as_json, invalid, refusal, too_fast, unauthenticated
+from stepwell.web.problems import HANDLERS, Problem, as_json, invalid, refusal, respond, too_fast, unauthenticated
 from stepwell.web.rate_limit import Rate, Throttle, name_address
 from stepwell.web.refusal_log import STATUSES, RefusalLog
 
@@ -131,7 +131,7 @@ class _Api:
             )  # fmt: skip
         except InvalidInput as error:
             raise invalid(error, 400) from error
-        return as_json({"interactions": [show_interaction(asked) for asked in page.items], "cursor": page.cursor})
+        return respond(await write_page(page))
 
     async def show(self, request: Request) -> Response:
         bearer = self._reader(request)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 from starlette.datastructures import QueryParams
 
-from stepwell._client.admin.interactions import LARGEST_PAGE
+from stepwell._client.admin.interactions import LARGEST_PAGE, Page
+from stepwell._client.offload import LARGE
 from stepwell._core.interaction import Completion, Interaction, InteractionStatus, epoch_ms
 from stepwell.config import DIGITS
-from stepwell.web.problems import Problem
+from stepwell.web.problems import Problem, write_json
 
 
 class PendingQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,16 @@ def show_interaction(interaction: Interaction) -> dict[str, Any]:
         "dispatchedAtEpochMs": epoch_ms(interaction.dispatched_at),
         "finishedAtEpochMs": epoch_ms(interaction.finished_at),
     }
+
+
+async def write_page(page: Page) -> str:
+    """A page as JSON. The loop is free after each large interaction."""
+    written = []
+    for interaction in page.items:
+        written.append(write_json(show_interaction(interaction)))
+        if len(written[-1]) >= LARGE:
+            await asyncio.sleep(0)
+    return f'{{"interactions":[{",".join(written)}],"cursor":{write_json(page.cursor)}}}'
 
 
 def _malformed(name: str, problem: str) -> Problem:

@@ -89,8 +89,19 @@ class Problem(Exception):
 def as_json(
     value: object, status: int = 200, media_type: str = "application/json", headers: Mapping[str, str] = {}
 ) -> Response:
-    """A response that must not be cached. The standard encoder: numbers that came out of jsonb may be of any length."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """A value as a response."""
+    return respond(write_json(value), status, media_type, headers)
+
+
+def write_json(value: object) -> str:
+    """A value as JSON. The standard encoder: numbers that came out of jsonb may be of any length."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def respond(
+    text: str, status: int = 200, media_type: str = "application/json", headers: Mapping[str, str] = {}
+) -> Response:
+    """A response that must not be cached."""
     never = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return Response(text.encode("utf-8", "replace"), status, {**never, **headers}, media_type)
 

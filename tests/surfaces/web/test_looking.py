@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import timedelta
 
 import pytest
 
+from stepwell._store import interactions
+from stepwell.web import interactions as web_interactions
+from tests.conftest import MakeHarness
+from tests.features.interactions.askers import asker
 from tests.surfaces.web.api import ACME, ANA, READER, Api, problem
 
 
@@ -49,6 +54,43 @@ async def test_pending_interactions_are_read_page_by_page(api: Api) -> None:
         cursor, pages = page["cursor"], pages + 1
 
     assert (seen, pages) == ([question.id for question in asked], 3)
+
+
+async def test_a_page_of_large_interactions_is_shorter_and_leaves_the_loop_free(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of 50 held the event loop for a second. Each large request is decoded, and written, in its own turn."""
+    large = asker(request={"text": "x" * 500_000}, name="Large")
+    api = Api(await make_harness([large]))
+    started = [await api.h.engine.start(large) for _ in range(25)]
+    await api.h.drain()
+    turns, decoded, written = [0], [], []
+    decode, write = interactions._seen_and_found, web_interactions.show_interaction
+    monkeypatch.setattr(interactions, "_seen_and_found", lambda row: (decoded.append(turns[0]), decode(row))[1])
+    monkeypatch.setattr(
+        web_interactions, "show_interaction", lambda asked: (written.append(turns[0]), write(asked))[1]
+    )
+    counting = asyncio.create_task(count(turns))
+
+    seen, cursor, sizes = [], None, []
+    while not sizes or cursor is not None:
+        page = (await api.get("/interactions/pending", **({} if cursor is None else {"cursor": cursor}))).json()
+        seen += [item["executionId"] for item in page["interactions"]]
+        sizes.append(len(page["interactions"]))
+        cursor = page["cursor"]
+
+    counting.cancel()
+    await api.client.aclose()
+    assert seen == [str(handle.id) for handle in started]
+    assert sizes == [10, 10, 5]  # READ_AT_ONCE of them are more than MOST_READ
+    assert len(set(decoded)) == len(decoded) == len(set(written)) == len(written) == len(started)
+
+
+async def count(turns: list[int]) -> None:
+    """Count the turns of the event loop."""
+    while True:
+        await asyncio.sleep(0)
+        turns[0] += 1
 
 
 def forged(deadline: str) -> str:

@@ -52,7 +52,9 @@ class Interactions:
         after: str | None = None,
         timeout: Timeout | None = None,
     ) -> Page:
-        """Open interactions that match all given filters, the next deadline first; an empty text is no filter."""
+        """Open interactions that match all given filters, the next deadline first; an empty text is no filter. Up to
+        `limit` of them, or fewer if they are large: the cursor says whether there are more.
+        """
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
             raise InvalidInput("limit", f"expected a whole number from 1 to {LARGEST_PAGE}, got {limit!r}")
         if overdue is not None and not isinstance(overdue, bool):
@@ -66,8 +68,8 @@ class Interactions:
 
     async def _page(self, own: str, filters: list[str | bool | None], limit: int, cursor: str | None) -> Page:
         rows = await interactions.pending(self._database, own, filters, limit + 1, cursor)
-        read = await self._read(own, [id_ for id_, _ in rows[:limit]])
-        return Page(read, _hide(rows[limit - 1][1]) if len(rows) > limit else None)
+        read, number = await self._read(own, [id_ for id_, _ in rows[:limit]])
+        return Page(read, _hide(rows[number - 1][1]) if len(rows) > number else None)
 
     async def get(
         self, interaction_id: str, *, tenant: str | None = None, timeout: Timeout | None = None
@@ -77,7 +79,7 @@ class Interactions:
 
     async def _get(self, interaction_id: str, tenant: str | None) -> Interaction:
         id_ = check_uuid("interaction", interaction_id)
-        read = await self._read(self._of(tenant), [id_])
+        read, _ = await self._read(self._of(tenant), [id_])
         if not read:
             raise UnknownInteraction(id_)
         return read[0]
@@ -100,10 +102,10 @@ class Interactions:
         await interactions.add_token_hash(self._database, interaction.id, token_hash(token))
         return token
 
-    async def _read(self, tenant: str, ids: list[str]) -> list[Interaction]:
-        read = await interactions.read(self._database, tenant, ids)
+    async def _read(self, tenant: str, ids: list[str]) -> tuple[list[Interaction], int]:
+        read, number = await interactions.read(self._database, tenant, ids)
         self._interaction_cache.note(tenant, (found for seen, found in read if seen.status.is_open))
-        return [seen for seen, _ in read]
+        return [seen for seen, _ in read], number
 
     def _of(self, tenant: str | None) -> str:
         return self._tenant if tenant is None else check_tenant(tenant)
