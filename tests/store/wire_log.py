@@ -20,7 +20,8 @@ HOUSEKEEPING = {
     "instances/wake_due", "workers/beat", "workers/elect", "instances/find_lost", "concurrency_keys/find_idle",
     "instances/admit_versions", "workers/forget", "instances/prune", "limits/prune", "fair_queues/migrate",
     "interactions/release_lost", "await_units/release_stuck", "await_units/find_orphaned", "children/find_childless",
-    "workers/find_vacuum_blockers", "workers/end_stalled", "BEGIN", "COMMIT",
+    "workers/find_vacuum_blockers", "workers/end_stalled", "await_units/clean_up",
+    "BEGIN", "COMMIT",
 }  # fmt: skip
 
 # A connection asks once about each type of array that it uses; no operation pays for that twice.

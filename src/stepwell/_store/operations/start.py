@@ -74,8 +74,7 @@ async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
     arguments = _uniform(entries)
     if arguments is None:
         return await _start_keyed(db, entries)
-    [(ids, later)] = await db.fetch("instances/start_fast", *arguments)
-    return _read(entries, ids, later)
+    return _read(entries, *await _insert_uniform(db, arguments))
 
 
 def prepare(session: Session, entries: Sequence[NewInstance]) -> Callable[[], Coroutine[Any, Any, Reader]]:
@@ -179,6 +178,12 @@ def _uniform(entries: Sequence[NewInstance], *, copied: bool = False) -> tuple[o
     return states, *common, delay, at, tenant, concurrency_key, None if needs is None else requirement_text(needs)
 
 
+async def _insert_uniform(db: Queryable, arguments: tuple[object, ...]) -> tuple[list[int], bool]:
+    """Insert a uniform batch; returns the ids, and whether the instances wait for their time."""
+    [(ids, later)] = await db.fetch("instances/start_fast", *arguments)
+    return ids, later
+
+
 def _read(entries: Sequence[NewInstance], ids: Sequence[int], later: bool) -> list[Started]:
     """The rows of a uniform batch."""
     queue = entries[0].queue
@@ -193,7 +198,7 @@ async def _send_full(session: Session, entries: Sequence[NewInstance]) -> Reader
 async def _send_uniform(
     session: Session, entries: Sequence[NewInstance], arguments: tuple[object, ...], copied: Sequence[bytes]
 ) -> Reader:
-    [(ids, later)] = await session.fetch("instances/start_fast", *arguments)
+    ids, later = await _insert_uniform(session, arguments)
     if copied:
         await _copy(session, ids, copied)
     return partial(_read, entries, ids, later)
