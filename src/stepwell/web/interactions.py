@@ -9,7 +9,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from stepwell._client.admin.interactions import LARGEST_PAGE, Page
-from stepwell._client.offload import LARGE
+from stepwell._client.completions.offload import LARGE
 from stepwell._core.interaction import Completion, Interaction, InteractionStatus, epoch_ms
 from stepwell.config import DIGITS
 from stepwell.web.problems import Problem, write_json
