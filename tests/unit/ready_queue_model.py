@@ -14,6 +14,7 @@ from stepwell._core.instance import SUSPECT_AFTER, Claim
 from stepwell._worker.active_claims import CONTINUES, OPEN, ActiveClaim, ActiveClaims, Read
 from stepwell._worker.queue_slots import MOST_AWAY, AllQueueSlots, QueueSlots
 from stepwell._worker.running.ready_queue import ReadyQueue
+from stepwell._worker.running.withdrawals import Withdrawals
 from stepwell._worker.wakeups import Wakeups
 from tests.unit.claims import make_claim
 
@@ -68,6 +69,7 @@ class SlotModel(RuleBasedStateMachine):
     """Plays the database, the steps and the other services of a worker around its slots."""
 
     kind: ClassVar[type[ReadyQueue]] = ReadyQueue
+    taking_back: ClassVar[type[Withdrawals]] = Withdrawals
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +77,7 @@ class SlotModel(RuleBasedStateMachine):
         wakeups = Wakeups()
         wakeups.step_ready, wakeups.work_available = self.resume, self.ask
         self.slots = self.kind(self.all_queue_slots, self.active_claims, self, wakeups)
+        self.withdrawals = self.taking_back(self.slots, self.all_queue_slots, self.active_claims)
         self.worker_id = 1
         self.last_id = 0
         self.beginnings: dict[str, Beginning] = {}
@@ -124,7 +127,7 @@ class SlotModel(RuleBasedStateMachine):
 
     def take(self, queue_slots: QueueSlots, claims: list[Claim]) -> None:
         self.slots.put(queue_slots, self.active_claims.add(claims))
-        self.slots.released(claims)
+        self.withdrawals.released(claims)
 
     def claim(self, queue: str, most: int, crashes: int) -> None:
         queue_slots = self.all_queue_slots[queue]
@@ -134,7 +137,7 @@ class SlotModel(RuleBasedStateMachine):
 
     def claim_and_begin_at_once(self, queue: str, most: int) -> None:
         queue_slots = self.all_queue_slots[queue]
-        is_still = not (self.beginnings or self.slots.waiting_ids() or self.reserved or queue_slots.running
+        is_still = not (self.beginnings or self.withdrawals.waiting_ids() or self.reserved or queue_slots.running
                         or queue_slots.away)
         number = min(most, queue_slots.free)
         is_open = not (queue_slots.returning or queue_slots.is_paused or queue_slots.is_closed)
@@ -268,11 +271,11 @@ class SlotModel(RuleBasedStateMachine):
             return
         self.end(active.claim)
         self.active_claims.abandon([active.claim.id], "lost")
-        self.slots.drop_lost()
+        self.withdrawals.drop_lost()
         self.forget(active)
 
     def lose_the_lease(self) -> None:
-        self.slots.released(self.end_all(self.slots.take_back_all()))
+        self.withdrawals.released(self.end_all(self.withdrawals.take_back_all()))
         for active in self.active_claims.all():
             self.end(active.claim)
         self.active_claims.abandon(self.active_claims.ids(), "the lease is lost")
@@ -280,21 +283,22 @@ class SlotModel(RuleBasedStateMachine):
         self.worker_id += 1
 
     def pause_and_resume(self, paused: set[str]) -> None:
-        _, claims = self.slots.note_paused(paused)
+        _, claims = self.withdrawals.note_paused(paused)
         self.leaving += self.end_all(claims)
 
     def look(self, queue: str) -> None:
         """The claimer serves one queue."""
         queue_slots = self.all_queue_slots[queue]
         self.slots.fill(queue_slots)
-        self.leaving += self.end_all(self.slots.take_back_returning(queue_slots))
-        self.leaving += self.end_all(self.slots.take_back_waiting(queue_slots, queue_slots.most_waiting(PREFETCH)))
+        self.leaving += self.end_all(self.withdrawals.take_back_returning(queue_slots))
+        keep = queue_slots.most_waiting(PREFETCH)
+        self.leaving += self.end_all(self.withdrawals.take_back_waiting(queue_slots, keep))
 
     def find_that_steps_take_time(self, queue: str) -> None:
         self.all_queue_slots[queue].steps_are_short = False
 
     def release(self) -> None:
-        self.slots.released(self.leaving)
+        self.withdrawals.released(self.leaving)
         self.leaving = []
 
     def end_all(self, claims: list[Claim]) -> list[Claim]:
@@ -346,7 +350,7 @@ class SlotModel(RuleBasedStateMachine):
             unstarted = [] if beginning is None or beginning.has_turn else beginning.starters
             noted = [claim for each in self.beginnings.values() for claim in each.claims
                      if claim.queue == queue_slots.queue]
-            in_line = [claim for claim in self.slots._suspects if claim.queue == queue_slots.queue]
+            in_line = [claim for claim in self.slots.suspects if claim.queue == queue_slots.queue]
             assert queue_slots.running == len(running) + len(unstarted) + len(noted) + len(in_line)
             assert queue_slots.away == len([active for active in self.away if active.claim.queue == queue_slots.queue])
             assert queue_slots.reserved == sum([kept for other, kept in self.reserved if other is queue_slots])
@@ -356,7 +360,7 @@ class SlotModel(RuleBasedStateMachine):
         running = [active for active in self.running if active.claim.is_suspect]
         assert len(running) <= 1
         is_closed = any(queue_slots.is_closed for queue_slots in self.all_queue_slots)
-        assert not self.slots._suspects or self.slots._suspect is not None or self.beginnings or is_closed
+        assert not self.slots.suspects or self.slots._suspect is not None or self.beginnings or is_closed
 
     @invariant()
     def no_claim_ends_twice(self) -> None:
@@ -370,17 +374,17 @@ class SlotModel(RuleBasedStateMachine):
                 self.line_up(0)
             self.note(0, "noted")
             self.launch_some(99, steps_are_short=False)
-        self.leaving += self.end_all(self.slots.take_back_all())
+        self.leaving += self.end_all(self.withdrawals.take_back_all())
         while self.running or self.away:
             active = self.running.pop() if self.running else self.away.pop()
             self.finish(active)
         while self.reserved:
             self.be_born(0, 1)
-        self.leaving += self.end_all(self.slots.take_back_all())
+        self.leaving += self.end_all(self.withdrawals.take_back_all())
         self.release()
         for queue_slots in self.all_queue_slots:
             assert (queue_slots.running, queue_slots.away, queue_slots.reserved) == (0, 0, 0)
             assert (len(queue_slots.buffer), len(queue_slots.returning)) == (0, 0)
-        assert self.slots.waiting_ids() == []
+        assert self.withdrawals.waiting_ids() == []
         assert len(self.active_claims) == 0
         assert set(self.ended) == self.made, "every claim was run, given back or lost"

@@ -13,11 +13,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from stepwell._core.instance import Claim
 from stepwell._worker.queue_slots import QueueSlots
 from stepwell._worker.running.ready_queue import ReadyQueue
+from stepwell._worker.running.withdrawals import Withdrawals
 from tests.unit.ready_queue_model import SlotModel
 
 
-def run(kind: type[ReadyQueue] = ReadyQueue) -> None:
-    machine: Any = type("Model", (SlotModel,), {"kind": kind})
+def run(kind: type[ReadyQueue | Withdrawals] = ReadyQueue) -> None:
+    machine: Any = type("Model", (SlotModel,), {"kind" if issubclass(kind, ReadyQueue) else "taking_back": kind})
     examples = int(os.environ.get("STEPWELL_MODEL_EXAMPLES", "50"))
     run_state_machine_as_test(
         machine,
@@ -39,7 +40,7 @@ class ForgetsAfterAStaleCommit(ReadyQueue):
         self._all_queue_slots[claim.queue].away -= 1
 
 
-class ForgetsAfterAPause(ReadyQueue):
+class ForgetsAfterAPause(Withdrawals):
     """A queue is resumed, and its claims from before stay in the buffer."""
 
     def note_paused(self, paused: Collection[str]) -> tuple[list[QueueSlots], list[Claim]]:
@@ -55,7 +56,7 @@ class ForgetsAfterABeginning(ReadyQueue):
         queue_slots.is_beginning = False
 
 
-class ReturnsWhatIsLost(ReadyQueue):
+class ReturnsWhatIsLost(Withdrawals):
     """A claim is lost, and given back all the same."""
 
     def drop_lost(self) -> None:
@@ -68,6 +69,6 @@ class ReturnsWhatIsLost(ReadyQueue):
 @pytest.mark.parametrize(
     "kind", [ForgetsAfterAStaleCommit, ForgetsAfterAPause, ForgetsAfterABeginning, ReturnsWhatIsLost]
 )
-def test_the_model_finds_a_fault_in_the_slots(kind: type[ReadyQueue]) -> None:
+def test_the_model_finds_a_fault_in_the_slots(kind: type[ReadyQueue | Withdrawals]) -> None:
     with pytest.raises(AssertionError):
         run(kind)

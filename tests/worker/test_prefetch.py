@@ -153,7 +153,7 @@ async def test_claims_that_wait_when_the_lease_is_lost_start_once(make_harness: 
         await h.sql("delete from stepwell.workers")
         await eventually(lambda: worker.id not in (None, lost))
         queue_slots = worker._graph.all_queue_slots["default"]
-        waiting = worker._graph.starter.ready_queue.waiting_ids()
+        waiting = worker._graph.starter.withdrawals.waiting_ids()
         counters = (queue_slots.running, queue_slots.away, len(queue_slots.buffer), waiting)
         await h.sql("update stepwell.instances set status = 'runnable', worker_id = null, claimed_at = null")
         stage.gate.set()

@@ -131,7 +131,7 @@ class Schedule:
             for queue_slots in worker._graph.all_queue_slots:
                 assert (queue_slots.running, queue_slots.away, queue_slots.reserved, len(queue_slots.buffer),
                         len(queue_slots.returning)) == (0,) * 5
-            assert worker._graph.starter.ready_queue.waiting_ids() == []
+            assert worker._graph.starter.withdrawals.waiting_ids() == []
         assert await self.h.sql("select from stepwell.instances where status = 'executing'") == []
 
 

@@ -136,7 +136,7 @@ def build(given: Given, all_queue_slots: AllQueueSlots) -> Graph:
     )  # fmt: skip
     committing = _committing(given, shared)
     executor = _executor(given, shared, starter, committing)
-    releaser = ClaimReleaser(database, given.notifier, starter.ready_queue)
+    releaser = ClaimReleaser(database, given.notifier, starter.withdrawals)
     claimer, holds = _claimer(given, shared, starter, committing, releaser)
     reaper = Reaper(
         database=database, notifier=given.notifier, emitter=given.emitter, lease=lease, stats=given.stats,
@@ -154,12 +154,12 @@ def build(given: Given, all_queue_slots: AllQueueSlots) -> Graph:
     )  # fmt: skip
     recovery = Recovery(
         database=database, notifier=given.notifier, registration=registration, active_claims=shared.active_claims,
-        ready_queue=starter.ready_queue, timers=timers, wakeups=shared.wakeups, retirement=given.retirement,
+        withdrawals=starter.withdrawals, timers=timers, wakeups=shared.wakeups, retirement=given.retirement,
         state=given.state, stats=given.stats,
     )  # fmt: skip
     graph = Graph(
         all_queue_slots, shared.active_claims, registration, claimer, releaser, starter, executor, committing, upkeep,
-        dispatch, recovery, LostClaims(database, shared.active_claims, starter.ready_queue),
+        dispatch, recovery, LostClaims(database, shared.active_claims, starter.withdrawals),
     )  # fmt: skip
     _connect(shared.wakeups, graph, holds)
     for service in graph.services():
@@ -225,7 +225,7 @@ def _claimer(
     holds = Holds(given.database, given.registry, given.notifier, limiter)
     claimer = Claimer(
         database=given.database, lease=shared.lease, all_queue_slots=shared.all_queue_slots, starter=starter,
-        waiting=starter.ready_queue, commit_queues=(committing.committer.queue, committing.spawner.queue),
+        ready_queue=starter.ready_queue, commit_queues=(committing.committer.queue, committing.spawner.queue),
         limiter=limiter, holds=holds, releaser=releaser, settings=given.settings,
     )  # fmt: skip
     return claimer, holds

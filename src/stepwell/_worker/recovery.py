@@ -11,7 +11,7 @@ from stepwell._store.connection.pool import Database
 from stepwell._worker.active_claims import ActiveClaims
 from stepwell._worker.registration import Registration
 from stepwell._worker.retirement import Retirement
-from stepwell._worker.running.ready_queue import ReadyQueue
+from stepwell._worker.running.withdrawals import Withdrawals
 from stepwell._worker.shutdown import WorkerState
 from stepwell._worker.upkeep.timers import Timers
 from stepwell._worker.wakeups import Wakeups
@@ -30,7 +30,7 @@ class Recovery:
         notifier: Notifier,
         registration: Registration,
         active_claims: ActiveClaims,
-        ready_queue: ReadyQueue,
+        withdrawals: Withdrawals,
         timers: Timers,
         wakeups: Wakeups,
         retirement: Retirement,
@@ -41,7 +41,7 @@ class Recovery:
         self._notifier = notifier
         self._registration = registration
         self._active_claims = active_claims
-        self._ready_queue = ready_queue
+        self._withdrawals = withdrawals
         self._timers = timers
         self._wakeups = wakeups
         self._retirement = retirement
@@ -57,7 +57,7 @@ class Recovery:
             return
         lease.drop()
         self._stats.leases_lost += 1
-        self._ready_queue.released(self._ready_queue.take_back_all())  # they are lost with the lease
+        self._withdrawals.released(self._withdrawals.take_back_all())  # they are lost with the lease
         stopped = self._active_claims.abandon(self._active_claims.ids(), "the lease of this worker is lost")
         log.error("worker %d: the lease is lost; %d steps were stopped, starting anew", worker_id, stopped)
         if not self._state.is_stopping and all(renewal.done() for renewal in self.renewals):

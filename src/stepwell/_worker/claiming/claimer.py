@@ -17,7 +17,7 @@ from stepwell._store.registrations.workers import StartedClaims
 from stepwell._worker.claiming.holds import Holds
 from stepwell._worker.claiming.limits import Limiter
 from stepwell._worker.claiming.pauses import Pauses
-from stepwell._worker.claiming.release import ClaimReleaser, WaitingClaims
+from stepwell._worker.claiming.release import ClaimReleaser
 from stepwell._worker.commit_queue import MOST_UNCOMMITTED, CommitQueue
 from stepwell._worker.queue_slots import CLOSED, PATIENCE, PAUSED, AllQueueSlots, QueueSlots
 from stepwell.config import Settings
@@ -43,6 +43,12 @@ class StepStarter(Protocol):
     async def see_begun(self) -> None: ...
 
 
+class FillsSlots(Protocol):
+    """The ready queue, as the claimer sees it."""
+
+    def fill(self, queue_slots: QueueSlots) -> None: ...
+
+
 class Claimer(Service):
     """Fills the queue slots. Woken by notifications, by a freed slot and by the timers; it does not poll by itself."""
 
@@ -53,7 +59,7 @@ class Claimer(Service):
         lease: Lease,
         all_queue_slots: AllQueueSlots,
         starter: StepStarter,
-        waiting: WaitingClaims,
+        ready_queue: FillsSlots,
         commit_queues: Sequence[CommitQueue],
         limiter: Limiter,
         holds: Holds,
@@ -65,7 +71,7 @@ class Claimer(Service):
         self._lease = lease
         self._all_queue_slots = all_queue_slots
         self._starter = starter
-        self._waiting = waiting
+        self._ready_queue = ready_queue
         self._commit_queues = commit_queues
         self._limiter = limiter
         self._holds = holds
@@ -100,7 +106,7 @@ class Claimer(Service):
             self._starter.raise_fault()
         contended = False
         for queue_slots in self._all_queue_slots:
-            self._waiting.fill(queue_slots)  # a floor: each change that frees a slot does it
+            self._ready_queue.fill(queue_slots)  # a floor: each change that frees a slot does it
             if queue_slots.returning or queue_slots.buffer:
                 keep = queue_slots.most_waiting(self._settings.prefetch)
                 if queue_slots.returning or len(queue_slots.buffer) > keep:

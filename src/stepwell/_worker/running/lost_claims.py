@@ -15,7 +15,7 @@ from stepwell._store.connection.pool import Database
 from stepwell._store.instances import Trace
 from stepwell._worker.active_claims import OPEN, ActiveClaims
 from stepwell._worker.lost_replies import is_ours
-from stepwell._worker.running.ready_queue import ReadyQueue
+from stepwell._worker.running.withdrawals import Withdrawals
 
 log = logging.getLogger("stepwell")
 
@@ -23,10 +23,10 @@ log = logging.getLogger("stepwell")
 class LostClaims:
     """A claim that a notification or a beat calls lost is looked up first: only its row proves that."""
 
-    def __init__(self, database: Database, active_claims: ActiveClaims, ready_queue: ReadyQueue) -> None:
+    def __init__(self, database: Database, active_claims: ActiveClaims, withdrawals: Withdrawals) -> None:
         self._database = database
         self._active_claims = active_claims
-        self._ready_queue = ready_queue
+        self._withdrawals = withdrawals
         self._doubted: set[Claim] = set()  # a notification, or a beat, says that they are lost
         self._looking: asyncio.Task[None] | None = None
 
@@ -80,7 +80,7 @@ class LostClaims:
                 active.revoked = True  # the fence decides about its outcome; no further step runs
         if lost:
             self._active_claims.abandon(lost, "the claim of this step is lost")
-            self._ready_queue.drop_lost()
+            self._withdrawals.drop_lost()
             log.warning("worker: %d claims were lost; their steps were stopped", len(lost))
 
 

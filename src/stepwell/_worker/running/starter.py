@@ -20,6 +20,7 @@ from stepwell._worker.commit_queue import AT_ONCE
 from stepwell._worker.queue_slots import CLOSED, PATIENCE, AllQueueSlots, QueueSlots
 from stepwell._worker.running.inputs import Inputs, load
 from stepwell._worker.running.ready_queue import ReadyQueue
+from stepwell._worker.running.withdrawals import Withdrawals
 from stepwell._worker.wakeups import Wakeups
 
 log = logging.getLogger("stepwell")
@@ -42,6 +43,7 @@ class Starter:
     ) -> None:
         self._database = database
         self.ready_queue = ReadyQueue(all_queue_slots, active_claims, self, wakeups)
+        self.withdrawals = Withdrawals(self.ready_queue, all_queue_slots, active_claims)
         self._active_claims = active_claims
         self._all_queue_slots = all_queue_slots
         self._stats = stats
@@ -59,7 +61,10 @@ class Starter:
             return False
         if self._beginnings or any(each.reserved or each.buffer for each in self._all_queue_slots):
             return False
-        return number <= queue_slots.free and not self.ready_queue.has_unstarted
+        ready_queue = self.ready_queue
+        return number <= queue_slots.free and not (
+            ready_queue.lined_up or ready_queue.suspects or self.withdrawals.leaving
+        )
 
     def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None:
         """Take the claims of one statement: start what has a slot, keep the rest in the buffer. What was marked started
@@ -71,8 +76,8 @@ class Starter:
             for claim in claims:
                 if claim.id not in arrived:
                     log.warning("starter: %s: its claim came after it was given back", claim.label)
-        if self.ready_queue.leaving:
-            self.ready_queue.released(claims)  # released rows may be claimed again
+        if self.withdrawals.leaving:
+            self.withdrawals.released(claims)  # released rows may be claimed again
         latest = claims[-1].claimed_at
         self._latest_claim = max(latest, self._latest_claim or latest)
         if begun is not None and len(taken) <= queue_slots.free and queue_slots.access is not CLOSED:
@@ -147,7 +152,7 @@ class Starter:
     async def _note(self, claims: list[Claim]) -> tuple[StartedClaims, Inputs | None] | None:
         """Mark claims started, and load their inputs; None if the lease has ended."""
         assert self._latest_claim is not None  # noqa: S101 - `take` has set it
-        begin = workers.mark_started(self._database, self._latest_claim, self.ready_queue.waiting_ids(), claims)
+        begin = workers.mark_started(self._database, self._latest_claim, self.withdrawals.waiting_ids(), claims)
         loaded: Inputs | None = None
         if any(claim.has_inbox or claim.round or claim.unit_id for claim in claims):
             begun, loaded = await asyncio.gather(begin, load(self._database, claims))

@@ -1,0 +1,91 @@
+"""Takes back claims that have not started: at a pause, at the end of a worker, or if another worker may run them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from time import perf_counter
+
+from stepwell._core.instance import Claim
+from stepwell._worker.active_claims import ActiveClaims
+from stepwell._worker.queue_slots import AllQueueSlots, QueueSlots
+from stepwell._worker.running.ready_queue import ReadyQueue
+
+
+class Withdrawals:
+    """What was taken back is no longer active; the caller releases its row, and says when that has ended."""
+
+    def __init__(self, ready_queue: ReadyQueue, all_queue_slots: AllQueueSlots, active_claims: ActiveClaims) -> None:
+        self._ready_queue = ready_queue
+        self._all_queue_slots = all_queue_slots
+        self._active_claims = active_claims
+        self.leaving: set[int] = set()  # instances whose release is under way
+
+    def take_back_all(self) -> list[Claim]:
+        """Take back what was claimed and has not started."""
+        return [claim for queue_slots in self._all_queue_slots for claim in self.take_back(queue_slots)]
+
+    def take_back(self, queue_slots: QueueSlots) -> list[Claim]:
+        """Take back what was claimed from one queue and has not started."""
+        suspects = [claim for claim in self._ready_queue.suspects if claim.queue == queue_slots.queue]
+        self._ready_queue.leave(suspects)
+        return [
+            *self._take_back(suspects), *self.take_back_returning(queue_slots), *self.take_back_waiting(queue_slots)
+        ]  # fmt: skip
+
+    def take_back_returning(self, queue_slots: QueueSlots, patience: float = 0.0) -> list[Claim]:
+        """Take back what has waited longer than `patience` to continue: another worker may have a slot, or another
+        instance may be more urgent."""
+        claims, until = [], perf_counter() - patience
+        while queue_slots.returning and queue_slots.returning[0].since <= until:
+            active, _, _ = queue_slots.returning.popleft()
+            if not active.abandoned:
+                active.part()
+                claims.append(active.claim)
+        return self._take_back(claims)
+
+    def take_back_waiting(self, queue_slots: QueueSlots, keep: int = 0) -> list[Claim]:
+        """Take back what waits for a slot of one queue, except the first `keep` claims."""
+        return self._take_back([queue_slots.buffer.pop() for _ in range(len(queue_slots.buffer) - keep)])
+
+    def _take_back(self, claims: Sequence[Claim]) -> list[Claim]:
+        held = [claim for claim in claims if self._holds(claim)]
+        for claim in held:
+            self._active_claims.drop(claim)
+            self.leaving.add(claim.id)
+        return held
+
+    def released(self, claims: Sequence[Claim]) -> None:
+        """The release of these claims has ended."""
+        self.leaving.difference_update(claim.id for claim in claims)
+
+    def drop_lost(self) -> None:
+        """Claims were lost, and are no longer active: those that wait leave their buffers, and waiting suspects their
+        slots, at once."""
+        lost = [claim for claim in self._ready_queue.suspects if not self._holds(claim)]
+        self._ready_queue.leave(lost)
+        for queue_slots in self._all_queue_slots:
+            left = deque(claim for claim in queue_slots.buffer if self._holds(claim))
+            returning = deque(entry for entry in queue_slots.returning if not entry.active.abandoned)
+            if len(left) < len(queue_slots.buffer) or len(returning) < len(queue_slots.returning) or lost:
+                queue_slots.buffer, queue_slots.returning = left, returning
+                self._ready_queue.refill(queue_slots)
+
+    def _holds(self, claim: Claim) -> bool:
+        active = self._active_claims.get(claim.id)
+        return active is not None and active.claim is claim
+
+    def note_paused(self, paused: Collection[str]) -> tuple[list[QueueSlots], list[Claim]]:
+        """Note which queues are paused, all others being not. Returns the queues for which that is new, and the claims
+        to release: those of paused queues that have not started."""
+        changed = self._all_queue_slots.note_paused(paused)
+        for queue_slots in changed:
+            self._ready_queue.fill(queue_slots)
+        return changed, [claim for queue_slots in self._all_queue_slots if queue_slots.is_paused
+                         for claim in self.take_back(queue_slots)]
+
+    def waiting_ids(self) -> list[int]:
+        """Instances that are claimed and have not started."""
+        buffered = [claim.id for queue_slots in self._all_queue_slots for claim in queue_slots.buffer]
+        suspects = [claim.id for claim in self._ready_queue.suspects]
+        return [*self._ready_queue.lined_up, *self.leaving, *suspects, *buffered]
