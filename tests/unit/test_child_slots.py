@@ -30,7 +30,7 @@ class OneQueue:
     def __init__(self, slots: int = 10, *, is_over_budget: bool = False) -> None:
         all_queue_slots = AllQueueSlots({"default": slots})
         self.queue_slots = all_queue_slots["default"]
-        self.queue_slots.ready = False
+        self.queue_slots.backlog.ready = False
         self.taken: list[Claim] = []
         self.woken = self.left = 0
         self.lease: Any = SimpleNamespace(current=7)
@@ -74,7 +74,8 @@ def test_children_inserted_claimed_use_reserved_slots_and_the_rest_are_free() ->
     assert (reserved.slots, reserved.worker_id, one_queue.queue_slots.free) == (3, 7, 7)
     one_queue.child_slots.settle(reserved, inserted_claimed)
 
-    assert (one_queue.queue_slots.reserved, one_queue.queue_slots.unasked, one_queue.taken) == (0, 1, inserted_claimed)
+    assert (one_queue.queue_slots.reserved, one_queue.queue_slots.backlog.unasked) == (0, 1)
+    assert one_queue.taken == inserted_claimed
 
 
 def test_claims_that_arrive_after_a_lost_lease_are_left_to_the_reaper() -> None:
@@ -92,7 +93,7 @@ def test_work_notified_during_a_reservation_is_claimed_after_it() -> None:
     one_queue = OneQueue(slots=2)
     reserved = one_queue.child_slots.reserve([spawn(CHILD, CHILD)])
     assert reserved is not None
-    one_queue.queue_slots.ready = True
+    one_queue.queue_slots.backlog.ready = True
     assert one_queue.queue_slots.demand(0, 1) == 0
 
     one_queue.child_slots.settle(reserved, [])

@@ -38,7 +38,7 @@ def test_the_demand_is_the_free_slots_and_the_prefetch(
 
 def test_a_limited_queue_demands_no_more_than_its_free_slots() -> None:
     queue_slots = queue_with(5, 3)
-    queue_slots.is_limited = True
+    queue_slots.backlog.is_limited = True
 
     assert queue_slots.demand(4, 1) == 2
 
@@ -68,8 +68,8 @@ def test_one_batch_is_claimed_ahead_and_none_of_fair_or_limited_queues() -> None
     for queue_slots in (full, fair, limited):
         queue_slots.running, queue_slots.is_beginning, queue_slots.steps_are_short = 1, True, True
     full.buffer.append(make_claim(id=1))
-    fair.turns = Turns()
-    limited.fast_claim_ok = False
+    fair.backlog.turns = Turns()
+    limited.backlog.fast_claim_ok = False
 
     assert [queue_slots.demand(0, 1) for queue_slots in (full, fair, limited)] == [0, 0, 0]
 
@@ -79,16 +79,16 @@ def test_a_claim_in_the_buffer_takes_a_slot_too() -> None:
 
 
 def test_a_queue_is_ready_from_the_start() -> None:
-    assert all(queue_slots.ready for queue_slots in AllQueueSlots({"a": 1, "b": 2}))
+    assert all(queue_slots.backlog.ready for queue_slots in AllQueueSlots({"a": 1, "b": 2}))
 
 
 def test_mark_ready_returns_whether_the_worker_has_the_queue() -> None:
     all_queue_slots = AllQueueSlots({"a": 1})
-    all_queue_slots["a"].ready = False
+    all_queue_slots["a"].backlog.ready = False
 
     assert all_queue_slots.mark_ready("a")
     assert not all_queue_slots.mark_ready("b")
-    assert all_queue_slots["a"].ready
+    assert all_queue_slots["a"].backlog.ready
 
 
 def test_queue_slots_know_their_names_and_numbers() -> None:
@@ -112,7 +112,7 @@ def test_nothing_runs_ahead_of_more_urgent_work_nor_past_a_pause(
     left_behind: int | None, *, paused: bool, priority: int, lets: bool
 ) -> None:
     queue_slots = QueueSlots("default", 5)
-    queue_slots.left_behind, queue_slots.access = left_behind, Access.PAUSED if paused else Access.OPEN
+    queue_slots.backlog.left_behind, queue_slots.access = left_behind, Access.PAUSED if paused else Access.OPEN
 
     assert queue_slots.lets_run_ahead(priority) is lets
 
@@ -167,13 +167,13 @@ def test_a_pause_is_noted_once_and_cleared_once() -> None:
 def test_a_queue_that_stays_fair_keeps_its_turns() -> None:
     all_queue_slots = AllQueueSlots({"a": 1, "b": 1})
     all_queue_slots.note_fair(["a"])
-    turns = all_queue_slots["a"].turns
+    turns = all_queue_slots["a"].backlog.turns
 
     all_queue_slots.note_fair(["a", "b"])
-    assert all_queue_slots["a"].turns is turns
+    assert all_queue_slots["a"].backlog.turns is turns
 
     all_queue_slots.note_fair(["b"])
-    assert all_queue_slots["a"].turns is None
+    assert all_queue_slots["a"].backlog.turns is None
 
 
 def test_turns_of_long_unused_priorities_are_forgotten() -> None:
@@ -229,7 +229,7 @@ def test_twice_the_slots_are_reserved_if_steps_are_short() -> None:
 )
 def test_no_slot_is_reserved_if_a_claim_would_take_other_rows_or_none(name: str, value: object) -> None:
     queue_slots = idle_queue(10)
-    setattr(queue_slots, name, value)
+    setattr(queue_slots if name == "access" else queue_slots.backlog, name, value)
 
     assert queue_slots.reserve(5) == 0
 
@@ -239,7 +239,7 @@ def test_reservations_without_a_claim_between_them_are_bounded_by_the_slots(
     steps_are_short: bool, most: int
 ) -> None:
     queue_slots = idle_queue(10)
-    queue_slots.ready, queue_slots.steps_are_short = True, steps_are_short
+    queue_slots.backlog.ready, queue_slots.steps_are_short = True, steps_are_short
 
     passing = 0
     for _ in range(10):
@@ -252,5 +252,5 @@ def test_reservations_without_a_claim_between_them_are_bounded_by_the_slots(
 
 def idle_queue(slots: int) -> QueueSlots:
     queue_slots = QueueSlots("default", slots)
-    queue_slots.ready = False
+    queue_slots.backlog.ready = False
     return queue_slots

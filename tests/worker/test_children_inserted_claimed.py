@@ -231,12 +231,12 @@ async def test_children_inserted_claimed_are_released_where_steps_take_long(
     h = await make_harness([Grove, Lingering, Leaf], resources=runs)
     async with h.engine.worker({"default": 9, "leaves": 20}) as worker:
         queue_slots = worker._graph.all_queue_slots["leaves"]
-        await eventually(lambda: not queue_slots.ready)
+        await eventually(lambda: not queue_slots.backlog.ready)
         await h.engine.start(Grove, {"leaves": 20, "linger": True})
         await eventually(lambda: len(runs.begun) == 20)
         queue_slots.steps_are_short = True  # as its first steps were
         await h.engine.start(Grove, {"leaves": 10, "linger": False})
-        await eventually(lambda: queue_slots.unasked == 30)
+        await eventually(lambda: queue_slots.backlog.unasked == 30)
 
         async with h.engine.worker({"leaves": 20}):
             await eventually(lambda: len(runs.begun) == 30)

@@ -9,6 +9,8 @@ from enum import Enum
 from time import perf_counter
 from typing import NamedTuple
 
+import msgspec
+
 from stepwell._core.instance import Claim
 from stepwell._worker.active_claims import ActiveClaim, Read
 
@@ -64,30 +66,38 @@ class Access(Enum):
 OPEN, PAUSED, CLOSED = Access  # a member is five times slower to read from the class
 
 
+class Look(Enum):
+    """Whether the starter looks again at claims that find no slot.
+
+    - NONE: nothing waits that it would have to look at.
+    - PROGRESS: it looks soon, and claims have started since the last look.
+    - STALLED: it looks soon, and none has started. Then the steps are not short, even if the first ones were.
+    """
+
+    NONE = "none"
+    PROGRESS = "progress"
+    STALLED = "stalled"
+
+
+class Backlog(msgspec.Struct, kw_only=True):
+    """What a worker knows of the rows of a queue that it has not claimed."""
+
+    ready: bool = True  # a claim may find some
+    has_news: bool = False  # a notification of work came since the last claim; its priority is not known
+    yielded_at: float = float("-inf")  # when an instance last left its slot for such news
+    left_behind: int | None = None  # the most urgent priority that the last claim may have left
+    turns: Turns | None = None  # None: it is not a fair queue
+    fast_claim_ok: bool = True  # as far as known, what waits requires nothing but a worker
+    is_limited: bool = False  # the last claim found rows with limit requirements
+    unasked: int = 0  # slots that were reserved for children since the last claim
+
+
 class QueueSlots:
     """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
 
     __slots__ = (
-        "access",
-        "away",
-        "buffer",
-        "fast_claim_ok",
-        "has_look",
-        "has_news",
-        "is_beginning",
-        "is_limited",
-        "left_behind",
-        "makes_no_progress",
-        "queue",
-        "ready",
-        "reserved",
-        "returning",
-        "running",
-        "slots",
-        "steps_are_short",
-        "turns",
-        "unasked",
-        "yielded_at",
+        "access", "away", "backlog", "buffer", "is_beginning", "look", "queue", "reserved", "returning", "running",
+        "slots", "steps_are_short",
     )  # fmt: skip
 
     def __init__(self, queue: str, slots: int) -> None:
@@ -95,22 +105,14 @@ class QueueSlots:
         self.slots = slots
         self.running = 0
         self.reserved = 0  # slots kept for children that are being inserted
-        self.unasked = 0  # such slots since the last claim
         self.buffer: deque[Claim] = deque()
         self.away = 0  # instances that run ahead, while their last step is committed
         self.returning: deque[Returning] = deque()  # they were away, and other claims have their slots
-        self.has_look = False  # the starter will look at what waits
-        self.ready = True
-        self.has_news = False  # a notification of work came since the last claim; its priority is not known
-        self.yielded_at = float("-inf")  # when an instance last left its slot for such news
-        self.turns: Turns | None = None  # None: it is not a fair queue
+        self.look = Look.NONE  # at what waits for a slot
         self.access = OPEN
-        self.fast_claim_ok = True  # as far as known, what waits requires nothing but a worker
-        self.is_limited = False  # the last claim found rows with limit requirements
+        self.backlog = Backlog()
         self.is_beginning = False  # claims are on their way to their steps
         self.steps_are_short = False  # its last steps ended as soon as they started
-        self.makes_no_progress = False  # since the last look, no claim of the buffer has started
-        self.left_behind: int | None = None  # the most urgent priority that the last claim may have left
 
     def lets_run_ahead(self, priority: int) -> bool:
         """Whether an instance may continue without a claim. The caller has to do what it says.
@@ -121,18 +123,18 @@ class QueueSlots:
         """
         if self.access is not OPEN:
             return False
-        if self.left_behind is not None and self.left_behind < priority:
+        if self.backlog.left_behind is not None and self.backlog.left_behind < priority:
             return False
         if self.buffer and self.buffer[0].priority < priority:
             return False
-        return not (self.has_news and self._yields_to_news())
+        return not (self.backlog.has_news and self._yields_to_news())
 
     def _yields_to_news(self) -> bool:
         """Whether an instance is to make room for news: once for all notifications since the last claim."""
         now = perf_counter()
-        if self.free > 0 or now - self.yielded_at < BETWEEN_YIELDS:
+        if self.free > 0 or now - self.backlog.yielded_at < BETWEEN_YIELDS:
             return False
-        self.has_news, self.yielded_at = False, now
+        self.backlog.has_news, self.backlog.yielded_at = False, now
         return True
 
     @property
@@ -173,27 +175,27 @@ class QueueSlots:
         with short steps, twice that. If rows may wait, no more than that until a claim has looked: or they could wait
         forever.
         """
-        is_shut = self.access is not OPEN or self.is_limited or self.turns is not None
-        if is_shut or self.left_behind is not None or self.returning:
+        is_shut = self.access is not OPEN or self.backlog.is_limited or self.backlog.turns is not None
+        if is_shut or self.backlog.left_behind is not None or self.returning:
             return 0
         ahead = self.slots if self.steps_are_short else 0
         room = self.free + ahead
-        if self.ready:
-            room = min(room, self.slots + ahead - self.unasked)
+        if self.backlog.ready:
+            room = min(room, self.slots + ahead - self.backlog.unasked)
         kept = max(0, min(number, room))
         self.reserved += kept
-        self.unasked += kept
+        self.backlog.unasked += kept
         return kept
 
     def unreserve(self, number: int, inserted_claimed: int) -> None:
         """Free slots that were kept: children that were inserted claimed take theirs as active claims."""
         self.reserved -= number
-        self.unasked = max(0, self.unasked - (number - inserted_claimed))
+        self.backlog.unasked = max(0, self.backlog.unasked - (number - inserted_claimed))
 
     def demand(self, prefetch: int, min_demand: int) -> int:
         """How many to claim: free slots and the prefetch, or nothing while that is too few for a statement. If rows
         wait for limits, no prefetch: what a limit admits is to start now."""
-        if self.is_limited:
+        if self.backlog.is_limited:
             prefetch = 0
         room = self.free + prefetch
         if self.is_beginning:
@@ -208,7 +210,7 @@ class QueueSlots:
         With short steps, all slots will be free by then. A claimer that waited for that would claim while nothing runs,
         and the worker would run while nothing is claimed.
         """
-        if self.steps_are_short and self.fast_claim_ok and self.turns is None:
+        if self.steps_are_short and self.backlog.fast_claim_ok and self.backlog.turns is None:
             room += self.slots
         return min(room, most) if room * 2 >= self.slots else 0
 
@@ -251,8 +253,8 @@ class AllQueueSlots:
         queue_slots = self._all_queue_slots.get(queue)
         if queue_slots is None:
             return False
-        queue_slots.ready = True
-        queue_slots.has_news |= is_news
+        queue_slots.backlog.ready = True
+        queue_slots.backlog.has_news |= is_news
         return True
 
     def note_paused(self, paused: Collection[str]) -> list[QueueSlots]:
@@ -269,9 +271,9 @@ class AllQueueSlots:
         """Note which queues are fair, all others being not. One that stays fair keeps its turns."""
         for queue_slots in self:
             if queue_slots.queue not in fair:
-                queue_slots.turns = None
-            elif queue_slots.turns is None:
-                queue_slots.turns = Turns()
+                queue_slots.backlog.turns = None
+            elif queue_slots.backlog.turns is None:
+                queue_slots.backlog.turns = Turns()
 
     def free(self, queue: str) -> int:
         """Free slots of this queue; 0 if this worker does not have it."""

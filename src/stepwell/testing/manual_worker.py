@@ -36,13 +36,13 @@ class OpenQueueSlots(AllQueueSlots):
     def __getitem__(self, queue: str) -> QueueSlots:
         if queue not in self._all_queue_slots:
             self._all_queue_slots[queue] = QueueSlots(queue, 0)
-            self._all_queue_slots[queue].turns = Turns()  # fair or not: it finds what either kind of queue has
+            self._all_queue_slots[queue].backlog.turns = Turns()  # fair or not: it finds what either kind of queue has
         return self._all_queue_slots[queue]
 
     def rest(self) -> None:
         """Let a claim take nothing until a lane is marked again."""
         for queue_slots in self:
-            queue_slots.ready = False
+            queue_slots.backlog.ready = False
 
 
 class ManualClaimer(Claimer):
@@ -195,7 +195,7 @@ class ManualWorker(Worker):
         all_queue_slots.rest()
         queue_slots = all_queue_slots[queue]
         queue_slots.slots = queue_slots.running + most
-        queue_slots.ready = True
+        queue_slots.backlog.ready = True
         await self._graph.claimer.tick()
         await self._graph.starter.all_begun()
         self._graph.starter.raise_fault()

@@ -90,7 +90,7 @@ class Claimer(Service):
         queue_slots = self._all_queue_slots.find(queue)
         if queue_slots is None:
             return False
-        queue_slots.ready = queue_slots.has_news = True
+        queue_slots.backlog.ready = queue_slots.backlog.has_news = True
         self.wake()
         return queue_slots.free >= count
 
@@ -111,7 +111,7 @@ class Claimer(Service):
                 keep = queue_slots.most_waiting(self._settings.prefetch)
                 if queue_slots.returning or len(queue_slots.buffer) > keep:
                     await self._releaser.release_waiting(queue_slots, keep, PATIENCE)
-            if queue_slots.ready and queue_slots.access is not PAUSED and not self._stopping:
+            if queue_slots.backlog.ready and queue_slots.access is not PAUSED and not self._stopping:
                 contended |= await self._fill_in_time(queue_slots)
         if contended:
             return CONTENDED_PAUSE
@@ -127,7 +127,7 @@ class Claimer(Service):
             log.debug("claimer: queue %r: %s", queue_slots.queue, error)
             if isinstance(error, Overdue):
                 self._database.outages.failed_once(f"claimer of queue {queue_slots.queue}", error)
-            queue_slots.ready = True
+            queue_slots.backlog.ready = True
             self._locked.add(queue_slots.queue)
             return False
         if self._locked.until:
@@ -136,20 +136,21 @@ class Claimer(Service):
 
     async def _fill(self, queue_slots: QueueSlots, worker_id: int) -> bool:
         """Claim from one queue; True if it had rows that may be claimable in a moment."""
+        backlog = queue_slots.backlog
         room = queue_slots.demand(self._settings.prefetch, self._settings.min_demand)
         demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - sum([queue.waiting for queue in self._commit_queues]))
         if demand <= 0:
             return room > 0  # the committers have to catch up first
-        may_start = queue_slots.turns is None and self._starter.may_start_all(queue_slots, min(demand, MOST_STARTED))
-        queue_slots.ready = queue_slots.has_news = False  # before the claim: news sets them again
-        queue_slots.unasked = 0
+        may_start = backlog.turns is None and self._starter.may_start_all(queue_slots, min(demand, MOST_STARTED))
+        backlog.ready = backlog.has_news = False  # before the claim: news sets them again
+        backlog.unasked = 0
         try:
             answer = await self._claim(queue_slots, worker_id, demand, may_start=may_start)
         except BaseException:
-            queue_slots.ready = True
+            backlog.ready = True
             raise
         if answer is None:
-            queue_slots.ready = True
+            backlog.ready = True
             return True
         if probes.hooks:
             await probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
@@ -165,20 +166,20 @@ class Claimer(Service):
             return is_locked_out
         contended = await self._admit(queue_slots, answer)
         if (answer.busy or answer.foreign) and await self._holds.put(queue_slots.queue, answer):
-            contended = queue_slots.ready = True
+            contended = backlog.ready = True
         return contended or is_locked_out
 
     def _note_window(self, queue_slots: QueueSlots, answer: Claimed) -> bool:
         """Note what the window says about the next claim; True if other workers have locked all rows of it."""
-        window = answer.window
+        backlog, window = queue_slots.backlog, answer.window
         is_full = window >= answer.limit
         if window:
-            queue_slots.fast_claim_ok = answer.is_simple
-            queue_slots.is_limited = not answer.is_simple and answer.needs_limits
-        queue_slots.left_behind = answer.last_priority if is_full else None
-        is_locked_out = queue_slots.turns is not None and answer.missed and not window
+            backlog.fast_claim_ok = answer.is_simple
+            backlog.is_limited = not answer.is_simple and answer.needs_limits
+        backlog.left_behind = answer.last_priority if is_full else None
+        is_locked_out = backlog.turns is not None and answer.missed and not window
         if is_full or answer.missed:
-            queue_slots.ready = True
+            backlog.ready = True
             if not is_locked_out:
                 self.wake()
         return is_locked_out
@@ -194,15 +195,15 @@ class Claimer(Service):
         free = max(0, queue_slots.free)
         ids = [row.id for row in answer.limited[:free]]
         if left := answer.limited[free:]:
-            queue_slots.ready, queue_slots.left_behind = True, left[0].priority
+            queue_slots.backlog.ready, queue_slots.backlog.left_behind = True, left[0].priority
         if not ids:
             return False
         try:
             claims, contended = await self._limiter.admit(queue_slots.queue, ids)
         except BaseException:
-            queue_slots.ready = True
+            queue_slots.backlog.ready = True
             raise
-        queue_slots.ready |= contended
+        queue_slots.backlog.ready |= contended
         self._take(queue_slots, claims)
         return contended
 
@@ -213,7 +214,7 @@ class Claimer(Service):
         claimed the same concurrency keys in each try."""
         if probes.hooks:
             await probes.reach("claimer.before_claim", queue=queue_slots.queue)
-        turns = queue_slots.turns
+        turns = queue_slots.backlog.turns
         request = ClaimRequest(
             worker_id=worker_id, queue=queue_slots.queue, limit=demand, labels=self._holds.labels,
             passed_over=self._holds.others, may_start=may_start, turns=None if turns is None else turns.after,

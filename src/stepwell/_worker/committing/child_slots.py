@@ -70,5 +70,5 @@ class ChildSlots:
             self._wakeups.children_claimed(queue_slots, inserted_claimed)
         elif inserted_claimed:
             self._notifier.notify_idle()  # the lease has ended: the reaper returns them
-        if queue_slots.ready and len(inserted_claimed) < reserved.slots:
+        if queue_slots.backlog.ready and len(inserted_claimed) < reserved.slots:
             self._wakeups.work_available()  # a notification that came meanwhile may have found no slot

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from stepwell._core.instance import Claim
 from stepwell._worker.active_claims import ActiveClaim, ActiveClaims, Read
-from stepwell._worker.queue_slots import CLOSED, AllQueueSlots, QueueSlots, Returning
+from stepwell._worker.queue_slots import CLOSED, AllQueueSlots, Look, QueueSlots, Returning
 from stepwell._worker.wakeups import Wakeups
 
 
@@ -70,8 +70,8 @@ class ReadyQueue:
         while queue_slots.buffer and queue_slots.has_slot:
             queue_slots.running += 1
             starters.append(queue_slots.buffer.popleft())
-        if starters:
-            queue_slots.makes_no_progress = False
+        if starters and queue_slots.look is Look.STALLED:
+            queue_slots.look = Look.PROGRESS
         if starters or (self.suspects and self._may_begin_suspect(queue_slots)):
             queue_slots.is_beginning = True
             self.lined_up.update(claim.id for claim in starters)  # at once: `waiting_ids` has them
@@ -141,7 +141,7 @@ class ReadyQueue:
             return
         active.is_pending = True
         queue_slots.returning.append(Returning(active, stored, perf_counter()))
-        if not queue_slots.has_look:
+        if queue_slots.look is Look.NONE:
             self._starter.look_after(queue_slots)
 
     def _take_slot(self, queue_slots: QueueSlots, active: ActiveClaim, stored: Read) -> None:
@@ -152,7 +152,7 @@ class ReadyQueue:
     def refill(self, queue_slots: QueueSlots) -> None:
         """A slot of this queue is free: use it here, or let the claimer claim for it."""
         self.fill(queue_slots)
-        if queue_slots.ready:
+        if queue_slots.backlog.ready:
             self._wakeups.work_available()
 
     def leave(self, suspects: Collection[Claim]) -> None:

@@ -17,7 +17,7 @@ from stepwell._store.registrations import workers
 from stepwell._store.registrations.workers import StartedClaims
 from stepwell._worker.active_claims import ActiveClaims, Read
 from stepwell._worker.commit_queue import AT_ONCE
-from stepwell._worker.queue_slots import CLOSED, PATIENCE, AllQueueSlots, QueueSlots
+from stepwell._worker.queue_slots import CLOSED, PATIENCE, AllQueueSlots, Look, QueueSlots
 from stepwell._worker.running.inputs import Inputs, load
 from stepwell._worker.running.ready_queue import ReadyQueue
 from stepwell._worker.running.withdrawals import Withdrawals
@@ -57,7 +57,8 @@ class Starter:
     def may_start_all(self, queue_slots: QueueSlots, number: int) -> bool:
         """Whether so many claims from this queue would start at once: each has a slot, nothing runs in the queue,
         nothing waits or starts in any queue, and the last claim has left nothing."""
-        if queue_slots.running or queue_slots.away or queue_slots.returning or queue_slots.left_behind is not None:
+        is_busy = queue_slots.running or queue_slots.away or queue_slots.returning
+        if is_busy or queue_slots.backlog.left_behind is not None:
             return False
         if self._beginnings or any(each.reserved or each.buffer for each in self._all_queue_slots):
             return False
@@ -87,19 +88,18 @@ class Starter:
             self.is_failing = False
         else:
             self.ready_queue.put(queue_slots, taken)
-            if queue_slots.buffer and not queue_slots.has_look:
+            if queue_slots.buffer and queue_slots.look is Look.NONE:
                 self.look_after(queue_slots)
 
     def look_after(self, queue_slots: QueueSlots) -> None:
         """Wake the claimer now and then while claims find no slot, to continue or to start. If none of them has started
         since the last look, the steps are not short, even if the first ones were."""
-        if queue_slots.has_look:
-            if queue_slots.buffer and queue_slots.makes_no_progress and not queue_slots.is_beginning:
+        if queue_slots.look is not Look.NONE:
+            if queue_slots.buffer and queue_slots.look is Look.STALLED and not queue_slots.is_beginning:
                 queue_slots.steps_are_short = False
             self._wakeups.work_available()
-        queue_slots.makes_no_progress = True
-        queue_slots.has_look = bool(queue_slots.returning or queue_slots.buffer)
-        if queue_slots.has_look:
+        queue_slots.look = Look.STALLED if queue_slots.returning or queue_slots.buffer else Look.NONE
+        if queue_slots.look is not Look.NONE:
             asyncio.get_running_loop().call_later(PATIENCE, self.look_after, queue_slots)
 
     def raise_fault(self) -> None:
