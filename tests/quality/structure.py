@@ -30,8 +30,12 @@ FOLDER_EXCEPTIONS = {
 CLASS_EXCEPTIONS = {  # public façades
     **dict.fromkeys(("Engine", "SyncEngine"), "what a program calls: one method per operation"),
     **dict.fromkeys(("Kafka", "Nats", "Sqs", "Webhook"), "a transport keeps the options that it is given"),
-    **dict.fromkeys(("Job", "Ask", "AskEach", "StartOptions"), "declared by authors: one field per option"),
+    **dict.fromkeys(
+        ("Job", "Ask", "AskEach", "AwaitStep", "StartOptions"), "declared by authors: one field per option"
+    ),
     **dict.fromkeys(("Settings", "Context", "Event", "Instance", "Interaction"), "public records: one field per fact"),
+    "Dispatch": "public record: what a transport sends, one field per fact",
+    "LimitRow": "public record: what engine.limits.list() returns, one field per column",
     "EmbeddedServer": "start, join and stop of the server, which is used alone too",
     "Harness": "the test kit's one object",
 }

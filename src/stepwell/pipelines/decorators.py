@@ -12,7 +12,7 @@ from stepwell._core.serialization.type_ref import refer_function, shown
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError
 from stepwell.outcomes import MAX_ITEMS, OnTimeout
-from stepwell.pipelines.model import RETRIES, Boundary, Cardinality, OnError, PipelineStep, exponential
+from stepwell.pipelines.model import RETRIES, AwaitStep, Cardinality, OnError, PipelineStep, exponential
 
 Function: TypeAlias = Callable[..., Any]
 _PROJECTED = 3  # the request, what the actor sent, and what is known about it
@@ -37,7 +37,7 @@ def await_(
     max_items: int = MAX_ITEMS,
     completion: Any = None,
     projector: Function | None = None,
-) -> Boundary:
+) -> AwaitStep:
     """An await step: ask over a transport, once or once per item, and continue with the replies.
 
     With `completion` and `projector` the external system sends only the facts it owns, of that type; the output is
@@ -47,7 +47,7 @@ def await_(
         raise DefinitionError(f"await step {name!r}: completion and projector go together; give both, or none")
     if projector is not None and (problem := check_projector(projector)):
         raise DefinitionError(f"await step {name!r}: projector: {problem}")
-    return Boundary(
+    return AwaitStep(
         name=name, over=over, output=output, input=input, cardinality=Cardinality(cardinality), timeout=timeout,
         on_timeout=on_timeout, idempotency=tuple(idempotency), shared=shared, token=token, window=window,
         assignee=assignee, group=group, max_items=max_items, completion=completion, projector=projector,

@@ -59,7 +59,7 @@ class PipelineStep(msgspec.Struct, frozen=True, kw_only=True):
     accepts: tuple[type, ...] = ()  # items of other types skip it; empty: it takes all
 
 
-class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+class AwaitStep(msgspec.Struct, frozen=True, kw_only=True):
     """An await step: the pipeline asks an external system, and continues with the replies."""
 
     name: str
@@ -93,7 +93,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
         return Projected(self.request, self.completion, self.projector, output)
 
 
-Part: TypeAlias = PipelineStep | Boundary
+Part: TypeAlias = PipelineStep | AwaitStep
 
 
 def type_behind(kind: Any, steps: Sequence[PipelineStep]) -> Any:

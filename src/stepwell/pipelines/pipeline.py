@@ -18,7 +18,7 @@ from stepwell.job import exponential
 from stepwell.machine import Machine, step
 from stepwell.outcomes import MAX_ITEMS, Ask, AskEach, Done, Entry, Outcome, Retry, Stop
 from stepwell.pipelines.diagram.render import draw_svg, draw_text
-from stepwell.pipelines.model import Boundary, Cardinality, Part, PipelineStep, type_behind
+from stepwell.pipelines.model import AwaitStep, Cardinality, Part, PipelineStep, type_behind
 from stepwell.pipelines.running.rejects import Sink, log_rejected
 from stepwell.pipelines.running.stream import Closing, Stream
 from stepwell.pipelines.segments import Segment, plan
@@ -245,7 +245,7 @@ async def _end(segment: Segment, items: AsyncIterator[Any]) -> Outcome:
     return Done(values if segment.gives_many else values[0] if values else None)
 
 
-async def _ask(pipeline: Pipeline, segment: Segment, await_step: Boundary, items: AsyncIterator[Any]) -> Outcome:
+async def _ask(pipeline: Pipeline, segment: Segment, await_step: AwaitStep, items: AsyncIterator[Any]) -> Outcome:
     then = _name(pipeline, segment.number + 1)
     options: dict[str, Any] = {
         "then": then, "timeout": await_step.timeout, "on_timeout": await_step.on_timeout, "shared": await_step.shared,

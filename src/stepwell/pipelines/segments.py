@@ -12,7 +12,7 @@ from stepwell._core.serialization.reply_type import reply_type
 from stepwell._core.serialization.request_type import request_type
 from stepwell.config import check_name
 from stepwell.errors import InvalidOutcome, InvalidPipeline
-from stepwell.pipelines.model import Boundary, Cardinality, Part, PipelineStep
+from stepwell.pipelines.model import AwaitStep, Cardinality, Part, PipelineStep
 from stepwell.pipelines.problems import PipelineProblem
 
 
@@ -21,7 +21,7 @@ class Segment(msgspec.Struct, frozen=True):
 
     number: int
     steps: tuple[PipelineStep, ...]
-    exit: Boundary | None
+    exit: AwaitStep | None
     takes_many: bool  # the input is a stream
     gives_many: bool
     item_steps: tuple[PipelineStep, ...] = ()  # behind an exit that asks about each item: the steps of each reply
@@ -59,7 +59,7 @@ def _segment(
     if at == len(parts):
         return Segment(number, tuple(steps), None, takes_many, is_many), at, is_many
     await_step = parts[at]
-    assert isinstance(await_step, Boundary)  # noqa: S101 - a part is one of two kinds
+    assert isinstance(await_step, AwaitStep)  # noqa: S101 - a part is one of two kinds
     if await_step.cardinality is Cardinality.ONE_TO_MANY and is_many:
         raise _refused(pipeline, await_step,
                        "is ONE_TO_MANY, but a stream comes to it; ask about each with ONE_TO_ONE, "
@@ -71,7 +71,7 @@ def _segment(
     items: list[PipelineStep] = []
     while at < len(parts) and not parts[at].cardinality.is_aggregate:
         step_ = parts[at]
-        if isinstance(step_, Boundary):
+        if isinstance(step_, AwaitStep):
             raise _refused(pipeline, step_,
                            f"asks about single items, as {await_step.name!r} did before it; put a step over the "
                            "whole stream between them")
@@ -100,11 +100,11 @@ def _check_parts(pipeline: str, parts: Sequence[Part]) -> None:
         if part.name in seen:
             raise _refused(pipeline, part, "another step has this name; rename one of them")
         seen.add(part.name)
-        if isinstance(part, Boundary):
+        if isinstance(part, AwaitStep):
             _check_types(pipeline, part)
 
 
-def _check_types(pipeline: str, await_step: Boundary) -> None:
+def _check_types(pipeline: str, await_step: AwaitStep) -> None:
     """Check the types now: other processes decode replies by them, and requests are checked by them."""
     try:
         reply_type(await_step.reply)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from stepwell._core.serialization.type_ref import shown
-from stepwell.pipelines.model import Boundary, Part, type_behind
+from stepwell.pipelines.model import AwaitStep, Part, type_behind
 from stepwell.pipelines.segments import Segment
 
 
@@ -39,7 +39,7 @@ def _parts_of(segment: Segment) -> Iterator[list[Any]]:
         yield [_kind(type_behind(segment.exit.output, segment.item_steps))]
 
 
-def _asked(await_step: Boundary) -> list[Any]:
+def _asked(await_step: AwaitStep) -> list[Any]:
     return [await_step.name, await_step.cardinality, _kind(await_step.input), _kind(await_step.output)]
 
 

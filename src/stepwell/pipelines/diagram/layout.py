@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from stepwell._core.serialization.type_ref import shown
-from stepwell.pipelines.model import RETRIES, Boundary, PipelineStep, type_behind
+from stepwell.pipelines.model import RETRIES, AwaitStep, PipelineStep, type_behind
 
 if TYPE_CHECKING:
     from stepwell.pipelines.pipeline import Pipeline
@@ -68,13 +68,13 @@ def _segment(segment: Segment) -> Iterator[Drawn]:
         yield Flow(f"{_typed(kind)}, in the order of the items", is_many=True)
 
 
-def _asked(segment: Segment, await_step: Boundary) -> str:
+def _asked(segment: Segment, await_step: AwaitStep) -> str:
     if segment.asks_each:
         return f"asks about each, at most {await_step.window:,} at a time"
     return "asks about all at once" if await_step.cardinality.is_aggregate else "asks"
 
 
-def _terms(await_step: Boundary) -> Iterator[tuple[str, str]]:
+def _terms(await_step: AwaitStep) -> Iterator[tuple[str, str]]:
     yield "over", await_step.over
     if await_step.timeout is not None:
         yield "within", brief(await_step.timeout)

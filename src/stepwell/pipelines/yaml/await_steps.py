@@ -13,7 +13,7 @@ from stepwell._core.serialization.reply_type import reply_type
 from stepwell._core.serialization.type_ref import shown
 from stepwell.errors import InvalidOutcome
 from stepwell.pipelines.decorators import check_projector
-from stepwell.pipelines.model import Boundary, Cardinality
+from stepwell.pipelines.model import AwaitStep, Cardinality
 from stepwell.pipelines.yaml.ignored_keys import AWAIT
 from stepwell.pipelines.yaml.imports import Importer
 from stepwell.pipelines.yaml.reader import Section, near_miss
@@ -25,7 +25,7 @@ _RUNS_NOTHING: Final = "an await step runs no code of its own; remove it"
 _CARDINALITY_DECIDES: Final = "cardinality alone decides how many are asked; remove it"
 
 
-def read_await_step(section: Section, name: str, pipeline: str, types: Importer) -> tuple[Boundary,
+def read_await_step(section: Section, name: str, pipeline: str, types: Importer) -> tuple[AwaitStep,
                                                                                           TransportSpec | None] | None:
     """One await step, and its transport if the file describes it; None if a required key is missing."""
     section.pass_over(AWAIT)
@@ -40,7 +40,7 @@ def read_await_step(section: Section, name: str, pipeline: str, types: Importer)
                         "accepts")
     timeout = section.duration("timeout", required=True)
     idempotency = _read_idempotency(section, taken, cardinality)
-    await_step = Boundary(
+    await_step = AwaitStep(
         name=name, over="", output=given, input=taken, cardinality=cardinality, timeout=timeout, idempotency=idempotency
     )
     asked = section.section("await", required=True)
@@ -49,8 +49,8 @@ def read_await_step(section: Section, name: str, pipeline: str, types: Importer)
 
 
 def _read_await(
-    section: Section, await_step: Boundary, pipeline: str, types: Importer
-) -> tuple[Boundary, TransportSpec | None] | None:
+    section: Section, await_step: AwaitStep, pipeline: str, types: Importer
+) -> tuple[AwaitStep, TransportSpec | None] | None:
     for key in ("dispatch", "scope"):
         section.refuse(key, _CARDINALITY_DECIDES)
     changes: dict[str, Any] = {

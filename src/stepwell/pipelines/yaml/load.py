@@ -12,7 +12,7 @@ import msgspec
 from stepwell._core.serialization.type_ref import shown
 from stepwell.config import check_name
 from stepwell.errors import DefinitionError, InvalidPipeline
-from stepwell.pipelines.model import Boundary, Part
+from stepwell.pipelines.model import AwaitStep, Part
 from stepwell.pipelines.pipeline import Pipeline
 from stepwell.pipelines.problems import PipelineProblem
 from stepwell.pipelines.running.rejects import Sink, log_rejected
@@ -182,6 +182,6 @@ def _taking(section: Section, part: Part, given: Any) -> Part:
     if part.input is not Any:
         section.problem(f"{shown(given)} is given here, but {part.name!r} takes {shown(part.input)}", "input")
         return part
-    if isinstance(part, Boundary):
+    if isinstance(part, AwaitStep):
         return part
     return msgspec.structs.replace(part, input=given)
