@@ -1,33 +1,28 @@
-"""Kafka's completions: a member of a consumer group, in its own thread; completions are settled in the event loop."""
+"""Kafka's completions: records of a member of a consumer group, which are settled in the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 
 from stepwell.transports.base import Admit
 from stepwell.transports.broker.settle import Refusal, Retries, pause_after, publish_dead_letter, settle
+from stepwell.transports.kafka.group_member import ALL, GroupMember
 from stepwell.transports.kafka.offsets import Offsets
 from stepwell.transports.kafka.producer import Producing
 
 log = logging.getLogger("stepwell")
 
-T = TypeVar("T")
-
-LOOK: Final = 0.2  # seconds that the thread waits for a record, and so the longest time that leaving takes
 SLOW: Final = 0.5  # seconds after which others no longer wait for a completion
-COMMIT_EVERY: Final = 1_000  # milliseconds
 OWN: Final = ("stepwell-reason", "stepwell-origin", "stepwell-truncated")
-ALL: Final = None  # partitions
 
 
 class Consuming:
-    """One member of a group. Records with the same key are settled one after the other, others at the same time.
+    """Settles what one member takes: records with the same key one after the other, others at the same time.
 
     An offset is stored when all before it in its partition are settled; stored offsets are committed every second,
     when partitions go to others, and at the end. A partition with a slow completion is paused; others continue.
@@ -42,42 +37,19 @@ class Consuming:
         self._retries = retries
         self._responses = responses
         self._dead_letters = dead_letters
-        self._config = {
-            "reconnect.backoff.max.ms": 1_000, "auto.commit.interval.ms": COMMIT_EVERY, **config, "logger": log,
-            "enable.auto.commit": True, "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",  # completions from before the first consumer count too
-        }  # fmt: skip
-        self._thread = ThreadPoolExecutor(1, f"stepwell consumer of {producing.name}")
-        self._consumer: Consumer
+        self._member = GroupMember(producing.name, responses, config)
         self._offsets = Offsets()
         self._settling: dict[asyncio.Task[None], int] = {}  # with their partition
-        self._paused: frozenset[int] | None = frozenset()
-        self._has_moved = False  # partitions were assigned or revoked
-        self._gone: set[int] = set()
 
     async def run(self, batch: int) -> None:
         """Bring completions in until cancelled."""
-        self._consumer = Consumer(self._config)
+        await self._member.join()
         try:
-            await self._call(self._subscribe)
             async with asyncio.TaskGroup() as group:
                 while True:
                     await self._take_some(group, batch)
         finally:
-            await asyncio.shield(self._leave())
-
-    async def _leave(self) -> None:
-        """Commit what is settled, and let others have the partitions."""
-        settled = self._offsets.advance()
-        try:
-            await self._call(lambda: self._store(settled))
-            await self._call(self._consumer.close)
-        finally:
-            self._thread.shutdown(wait=False)
-
-    async def _call(self, ask: Callable[[], T]) -> T:
-        """Call the consumer in its thread: it may block."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+            await asyncio.shield(self._member.leave(self._offsets.advance()))
 
     async def _take_some(self, group: asyncio.TaskGroup, batch: int) -> None:
         """Take new records, and wait until they are settled, but not for long, so that Kafka keeps hearing from this
@@ -85,7 +57,7 @@ class Consuming:
         """
         room = batch - len(self._offsets)
         settled, waiting = self._offsets.advance(), self._offsets.waiting if room > 0 else ALL
-        records = await self._call(lambda: self._poll(settled, waiting, max(room, 1)))
+        records = await self._member.take(settled, waiting, max(room, 1))
         self._drop_revoked()
         begun = [self._begin(group, queue) for queue in _by_key(records)]
         if begun:
@@ -93,7 +65,7 @@ class Consuming:
 
     def _drop_revoked(self) -> None:
         """Drop unsettled records of revoked partitions: their new owner settles them once more."""
-        gone, self._gone = self._gone, set()
+        gone, self._member.revoked = self._member.revoked, set()
         self._offsets.forget(gone)
         for task, partition in self._settling.items():
             if partition in gone:
@@ -106,55 +78,6 @@ class Consuming:
         self._settling[task] = _place(records[0])[0]
         task.add_done_callback(self._settling.pop)
         return task
-
-    # The following methods are called in the thread.
-
-    def _subscribe(self) -> None:
-        self._consumer.subscribe(
-            [self._responses], on_assign=self._gain, on_revoke=self._lose, on_lost=self._lose
-        )  # fmt: skip
-
-    def _gain(self, _: Consumer, __: list[TopicPartition]) -> None:
-        self._has_moved = True
-
-    def _lose(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        self._has_moved = True
-        self._gone.update(place.partition for place in partitions)
-
-    def _poll(self, settled: dict[int, int], waiting: frozenset[int] | None, most: int) -> list[Message]:
-        """Store the settled offsets, pause partitions with waiting records, and take the next records."""
-        self._store(settled)
-        if waiting != self._paused or self._has_moved:
-            self._pause(waiting)
-        first = self._consumer.poll(LOOK)
-        if first is None:
-            return []
-        taken = [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
-        return [record for record in taken if self._is_record(record)]
-
-    def _store(self, settled: dict[int, int]) -> None:
-        for partition, end in settled.items():
-            try:
-                self._consumer.store_offsets(offsets=[TopicPartition(self._responses, partition, end)])
-            except KafkaException as error:
-                log.info("transport %s: partition %s went to others: %s", self._producing.name, partition, error)
-
-    def _pause(self, waiting: frozenset[int] | None) -> None:
-        self._has_moved, self._paused = False, waiting
-        places = self._consumer.assignment()
-        self._consumer.pause([place for place in places if waiting is ALL or place.partition in waiting])
-        self._consumer.resume([place for place in places if waiting is not ALL and place.partition not in waiting])
-
-    def _is_record(self, record: Message) -> bool:
-        error = record.error()
-        if error is None:
-            return True
-        if error.fatal():
-            raise KafkaException(error)
-        log.warning("transport %s: %s", self._producing.name, error.str())
-        return False
-
-    # The following methods run in the event loop again.
 
     async def _settle_each(self, records: list[Message]) -> None:
         for record in records:
