@@ -12,7 +12,8 @@ import pytest
 
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing import Harness
-from stepwell.testing.database_pool import SERVER_SETTINGS, close_pools
+from stepwell.testing.databases.pool import close_pools
+from stepwell.testing.databases.stock import SERVER_SETTINGS
 from tests.support.budgets import Budgets
 
 MakeHarness = Callable[..., Awaitable[Harness]]

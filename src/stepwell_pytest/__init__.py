@@ -61,7 +61,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionfinish() -> None:
     """Drop the kept databases, and leave the server: some runners end their processes without an exit handler."""
-    pool = sys.modules.get("stepwell.testing.database_pool")
+    pool = sys.modules.get("stepwell.testing.databases.pool")
     if pool is not None:
         pool.close_pools()
 

@@ -16,7 +16,7 @@ import pytest
 from stepwell._store.connection.pool import WORKER, Database
 from stepwell._store.testing import databases
 from stepwell.embedded import EmbeddedServer, data_home
-from stepwell.testing.database_pool import SERVER_SETTINGS
+from stepwell.testing.databases.stock import SERVER_SETTINGS
 from tests.store import backlog
 from tests.store.plans import without_autovacuum
 

@@ -14,7 +14,7 @@ import pytest
 
 from stepwell import embedded
 from stepwell.embedded import EmbeddedServer
-from stepwell.testing.database_pool import SERVER_SETTINGS
+from stepwell.testing.databases.stock import SERVER_SETTINGS
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from stepwell._store.testing import databases
 from stepwell.embedded import EmbeddedServer, data_home
 from stepwell.testing import Harness
-from stepwell.testing.database_pool import SERVER_SETTINGS
+from stepwell.testing.databases.stock import SERVER_SETTINGS
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stepwell._core.instance import Claim
 from stepwell._core.interaction import Answer, Completion
@@ -30,6 +30,16 @@ Look = Callable[[str, Claim | None], bool]
 """Whether the worker dies at this point, with this claim."""
 
 
+class DrainOptions(NamedTuple):
+    """What a test asks of one drain."""
+
+    queues: Sequence[str] | None  # None: all
+    max_steps: int
+    slots: int  # steps that run at once
+    patience: float  # seconds, with one step
+    faults: Sequence[Fault]
+
+
 class Drain:
     """One drain: its workers, each until it dies, and what they did."""
 
@@ -38,12 +48,8 @@ class Drain:
         engine: Engine,
         kit_queries: KitQueries,
         connections: WorkerConnections,
+        options: DrainOptions,
         *,
-        queues: Sequence[str] | None,
-        max_steps: int,
-        slots: int,
-        patience: float,
-        faults: Sequence[Fault],
         look: Look,
         note: Callable[[Ran], None],
     ) -> None:
@@ -51,11 +57,7 @@ class Drain:
         self._engine = engine
         self._kit_queries = kit_queries
         self._connections = connections
-        self._queues = None if queues is None else list(queues)
-        self._max_steps = max_steps
-        self._slots = slots
-        self._patience = patience
-        self._faults = faults
+        self._options = options
         self._look = look
         self._note = note
         self._dead: list[int] = []
@@ -86,7 +88,7 @@ class Drain:
 
     async def _current_run(self) -> _WorkerRun:
         if self._worker_run is None:
-            worker_run = self._worker_run = _WorkerRun(self._engine, self._connections, self._slots, self._sees)
+            worker_run = self._worker_run = _WorkerRun(self._engine, self._connections, self._options.slots, self._sees)
             await worker_run.survive(worker_run.begin(self._dead))
             await self._check_alone(worker_run)
             self._last_end = asyncio.get_running_loop().time()
@@ -104,21 +106,21 @@ class Drain:
     def _sees(self, point: str, _: dict[str, Any]) -> bool:
         claims = self._worker_run.worker.taken if self._worker_run is not None and self._worker_run.has_worker else []
         claim = claims[0] if claims else None
-        struck = [fault.strikes(point, claim) for fault in self._faults]
+        struck = [fault.strikes(point, claim) for fault in self._options.faults]
         return self._look(point, claim) or any(struck)
 
     async def _step(self, worker_run: _WorkerRun) -> bool:
         worker = worker_run.worker
         await worker.look_at_clock()
-        found = await self._kit_queries.next_runnable(self._queues)
-        if found is not None and len(worker.taken) < self._slots:
-            if self.tally.total >= self._max_steps:
+        found = await self._kit_queries.next_runnable(self._options.queues)
+        if found is not None and len(worker.taken) < self._options.slots:
+            if self.tally.total >= self._options.max_steps:
                 raise HarnessError(self._runaway(found))
             await self._claim(worker, found)
         if worker.taken:
             await self._collect(worker)
             return True
-        return found is not None or await worker.ask_world(self._admit, self._patience)
+        return found is not None or await worker.ask_world(self._admit, self._options.patience)
 
     async def _admit(self, completion: Answer) -> Completion:
         return await self._engine._operations.completing.complete(completion)  # noqa: SLF001 - like a worker's receiver
@@ -127,8 +129,8 @@ class Drain:
         """Claim; a row that a transaction locks is tried again for a while."""
         before = len(worker.taken)
         for _ in range(MOST_FRUITLESS):
-            await worker.claim(found.queue, self._slots - before)
-            again = None if len(worker.taken) > before else await self._kit_queries.next_runnable(self._queues)
+            await worker.claim(found.queue, self._options.slots - before)
+            again = None if len(worker.taken) > before else await self._kit_queries.next_runnable(self._options.queues)
             if again is None or again.id != found.id:
                 return
             await asyncio.sleep(PAUSE)
@@ -137,8 +139,8 @@ class Drain:
 
     async def _collect(self, worker: ManualWorker) -> None:
         """Wait for steps to end; only for a moment if there are free slots: the steps may start others."""
-        is_full = len(worker.taken) >= self._slots
-        ended = await worker.finish(self._patience if is_full else PAUSE)
+        is_full = len(worker.taken) >= self._options.slots
+        ended = await worker.finish(self._options.patience if is_full else PAUSE)
         rows = await worker.read(ended)
         for claim in ended:
             if claim.id in rows:
@@ -148,16 +150,16 @@ class Drain:
         now = asyncio.get_running_loop().time()
         if ended:
             self._last_end = now
-        elif now - self._last_end > self._patience:
+        elif now - self._last_end > self._options.patience:
             listed = ", ".join(claim.label for claim in worker.taken)
             raise HarnessError(
-                f"{listed} has not returned for {self._patience:g} s: if it waits for something that another step "
-                "does, let several run at once: drain(concurrency=10); else give drain a longer timeout="
+                f"{listed} has not returned for {self._options.patience:g} s: if it waits for something that another "
+                "step does, let several run at once: drain(concurrency=10); else give drain a longer timeout="
             )
 
     async def _skip(self, skip_ahead: Callable[[datetime], Awaitable[None]]) -> bool:
         sending = [name for name, transport in self._engine._transports.items() if transport.sends]  # noqa: SLF001 - of the kit
-        due = await self._kit_queries.next_due(self._queues, sending)
+        due = await self._kit_queries.next_due(self._options.queues, sending)
         if due is not None:
             await skip_ahead(due)
         return due is not None
@@ -165,12 +167,13 @@ class Drain:
     def _runaway(self, found: Runnable) -> str:
         last = "\n".join(f"  #{ran.id} {ran}" for ran in self.tally.last)
         return (
-            f"drain did not end within max_steps={self._max_steps} steps: {found.machine}.{found.step} #{found.id} "
-            f"would run next; does the machine loop forever?\nThe last steps were:\n{last}\nIn all, {self.tally}"
+            f"drain did not end within max_steps={self._options.max_steps} steps: "
+            f"{found.machine}.{found.step} #{found.id} would run next; "
+            f"does the machine loop forever?\nThe last steps were:\n{last}\nIn all, {self.tally}"
         )
 
     def _check_faults(self) -> None:
-        for fault in self._faults:
+        for fault in self._options.faults:
             if fault.is_sure and not fault.is_spent:
                 times = f"reached it {fault.reached} times" if fault.reached else "never reached it"
                 raise HarnessError(f"the crash at {fault} did not happen: the drain {times}\n{self.tally}")

@@ -20,8 +20,9 @@ from stepwell.errors import HarnessError, InvalidInput
 from stepwell.limits import Limit
 from stepwell.testing import assertions
 from stepwell.testing.assertions import ANY, ErrorLike, Target
-from stepwell.testing.database_pool import SERVER_SETTINGS, database_pool
-from stepwell.testing.drain import Drain, Look, WorkerConnections
+from stepwell.testing.databases.pool import database_pool
+from stepwell.testing.databases.stock import SERVER_SETTINGS
+from stepwell.testing.drain import Drain, DrainOptions, Look, WorkerConnections
 from stepwell.testing.drain_report import Ran, Tally
 from stepwell.testing.effects import Effect, Effects
 from stepwell.testing.faults import Fault
@@ -124,11 +125,13 @@ class Harness:
         if self._is_draining:
             raise HarnessError("a drain of this harness runs already; await it before you drain again")
         faults, self._faults = self._faults, []
-        drain = Drain(
-            engine, self._kit_queries, self._connections, queues=_names(queues),
-            max_steps=_whole("max_steps", max_steps), slots=_whole("concurrency", concurrency), patience=timeout,
-            faults=faults, look=self._look, note=self._trail.append,
+        options = DrainOptions(
+            queues=_names(queues), max_steps=_whole("max_steps", max_steps), slots=_whole("concurrency", concurrency),
+            patience=timeout, faults=faults,
         )  # fmt: skip
+        drain = Drain(
+            engine, self._kit_queries, self._connections, options, look=self._look, note=self._trail.append
+        )
         self._is_draining = True
         try:
             return await drain.run(self._advance_to if with_scheduled else None)

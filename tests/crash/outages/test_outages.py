@@ -16,7 +16,7 @@ import pytest
 from stepwell import embedded
 from stepwell.embedded import EmbeddedServer
 from stepwell.testing import Harness
-from stepwell.testing.database_pool import SERVER_SETTINGS
+from stepwell.testing.databases.stock import SERVER_SETTINGS
 from tests.crash.conftest import StartWorker, is_all_over
 from tests.support.crash_app import CREATE_EFFECTS, MACHINES, Trail
 from tests.support.waiting import eventually

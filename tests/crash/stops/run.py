@@ -12,7 +12,7 @@ from time import monotonic
 
 from stepwell.errors import HarnessError
 from stepwell.testing import Gap, StopReport
-from stepwell.testing.database_pool import close_pools
+from stepwell.testing.databases.pool import close_pools
 from stepwell.testing.stops.explore import explore
 from stepwell.testing.stops.processes import Forks, How
 from tests.crash.stops.client_plays import PLAYS as CLIENT_PLAYS

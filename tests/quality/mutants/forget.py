@@ -9,7 +9,7 @@ import asyncpg
 
 from stepwell._store.testing.databases import template_name
 from stepwell.embedded import EmbeddedServer, data_home
-from stepwell.testing.database_pool import SERVER_SETTINGS
+from stepwell.testing.databases.stock import SERVER_SETTINGS
 
 
 async def drop(url: str, name: str) -> None:

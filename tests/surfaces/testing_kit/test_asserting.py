@@ -10,7 +10,8 @@ import pytest
 
 from stepwell import HarnessError, InvalidInput, NoDatabase, SettingError
 from stepwell.errors import DefinitionError
-from stepwell.testing import Harness, assert_done, database_pool
+from stepwell.testing import Harness, assert_done
+from stepwell.testing.databases import pool, stock
 from tests.conftest import MakeHarness
 from tests.surfaces.testing_kit.machines import Broken, Careless, Family, Greeting, Parking
 
@@ -181,11 +182,11 @@ def test_without_asyncio_a_harness_raises_an_error_that_says_so() -> None:
 
 async def test_without_the_embedded_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STEPWELL_TEST_DATABASE_URL", raising=False)
-    monkeypatch.setattr(database_pool, "installed", lambda: False)
-    monkeypatch.setattr(database_pool, "_keepers", {})
+    monkeypatch.setattr(stock, "installed", lambda: False)
+    monkeypatch.setattr(pool, "_keepers", {})
 
     with pytest.raises(NoDatabase, match=r"pip install 'stepwell\[embedded\]'"):
         async with Harness([Greeting]):
             pass
 
-    database_pool.close_pools()
+    pool.close_pools()

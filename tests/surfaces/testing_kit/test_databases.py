@@ -12,7 +12,7 @@ from stepwell import Context, Done, Engine, Machine, step
 from stepwell._store.testing import databases
 from stepwell._store.testing.databases import Registrar
 from stepwell.testing import Harness
-from stepwell.testing.database_pool import database_pool
+from stepwell.testing.databases.pool import database_pool
 from tests.support.waiting import eventually
 
 TABLES = ("instances", "instance_data", "signals", "tombstones", "machines", "workers")

@@ -1,17 +1,10 @@
-"""Keeps a server and databases ready for harnesses, in its own thread: a fresh one costs a test a few ms."""
+"""The databases that a pool keeps ready: made, lent, emptied and dropped in the loop of one thread."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
-import os
-import threading
 from collections import deque
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, TypeVar
 
 from stepwell._store.testing.databases import Registrar, sibling
 from stepwell.embedded import EmbeddedServer, data_home, installed
@@ -19,20 +12,14 @@ from stepwell.errors import NoDatabase
 
 log = logging.getLogger("stepwell")
 
-T = TypeVar("T")
-
 # Tests lose nothing if the machine dies; killed processes and restarted servers need no fsync.
 SERVER_SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 LEAST_MADE = 2  # by a process that takes more than one
 MOST_SPARE = 4
-PATIENCE = 150.0
 
 
-class DatabasePool:
-    """The databases of one server. Harnesses of any event loop take one and return it.
-
-    A returned database is emptied in the background and used again, if nothing but rows was changed.
-    """
+class DatabaseStock:
+    """The databases of one server. All methods are called in one loop."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url
@@ -46,49 +33,26 @@ class DatabasePool:
         self._made = 0
         self._stirred = asyncio.Event()
         self._is_closing = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="stepwell testing", daemon=True)
-        self._thread.start()
 
     async def take(self) -> str:
-        """The URL of a migrated, empty database that no other test has."""
-        return await asyncio.wrap_future(self._ask(self._take()))
-
-    def give_back(self, url: str) -> None:
-        """Return a database; it is emptied or dropped in the background."""
-        self._loop.call_soon_threadsafe(self._note_return, url)
-
-    def close(self) -> None:
-        """Drop all databases and leave the server."""
-        with suppress(RuntimeError):  # its loop has ended already
-            self._loop.call_soon_threadsafe(self._note_closing)
-        self._thread.join(PATIENCE)
-
-    def _ask(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _live(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-
-    async def _take(self) -> str:
-        taker: asyncio.Future[str] = self._loop.create_future()
+        """The URL of a migrated, empty database."""
+        taker: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
         self._stirred.set()
         return await taker
 
-    def _note_return(self, url: str) -> None:
+    def give_back(self, url: str) -> None:
+        """Return a database."""
         self._returned.append(self._lent.pop(url))
         self._stirred.set()
 
-    def _note_closing(self) -> None:
+    def close(self) -> None:
+        """Let `serve` end."""
         self._is_closing = True
         self._stirred.set()
 
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
+        """Do what is asked for, until closed; then drop all databases."""
         while not self._is_closing:
             await self._stirred.wait()
             self._stirred.clear()
@@ -170,31 +134,3 @@ class DatabasePool:
         finally:
             if self._server is not None:
                 self._server.leave()
-
-
-_keepers: dict[str | None, DatabasePool] = {}
-_keeping = threading.Lock()
-
-
-def database_pool() -> DatabasePool:
-    """The pool on the server of `$STEPWELL_TEST_DATABASE_URL`, else on the embedded one; one per process."""
-    url = os.environ.get("STEPWELL_TEST_DATABASE_URL") or None
-    with _keeping:
-        if url not in _keepers:
-            _keepers[url] = DatabasePool(url)
-        return _keepers[url]
-
-
-def close_pools() -> None:
-    """Leave all servers and drop what is kept there; the next harness starts a new pool."""
-    with _keeping:
-        kept = list(_keepers.values())
-        _keepers.clear()
-    for one in kept:
-        one.close()
-
-
-atexit.register(close_pools)
-# A child of a fork has the pool, but not its thread.
-os.register_at_fork(after_in_child=_keepers.clear)
-
