@@ -16,7 +16,8 @@ from stepwell.pipelines.decorators import check_projector
 from stepwell.pipelines.model import AwaitStep, Cardinality
 from stepwell.pipelines.yaml.ignored_keys import AWAIT
 from stepwell.pipelines.yaml.imports import Importer
-from stepwell.pipelines.yaml.reader import Section, near_miss
+from stepwell.pipelines.yaml.keys import near_miss
+from stepwell.pipelines.yaml.reader import Section
 from stepwell.pipelines.yaml.transports import TransportSpec, read_transport
 
 STRATEGIES: Final = ("interactionId", "signedResumeToken")

@@ -10,7 +10,8 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
 
-from stepwell.pipelines.yaml.reader import DEEPEST, near_miss
+from stepwell.pipelines.yaml.keys import near_miss
+from stepwell.pipelines.yaml.reader import DEEPEST
 
 _PLAIN: Final[dict[str, Any]] = {kind.__name__: kind for kind in (str, int, float, bool, dict, list)} | {"any": Any}
 _LIST: Final = re.compile(r"list\[(.+)\]")

@@ -19,7 +19,8 @@ from stepwell.pipelines.running.rejects import Sink, log_rejected
 from stepwell.pipelines.yaml.await_steps import read_await_step, read_type
 from stepwell.pipelines.yaml.ignored_keys import NOT_HERE, TOP, VERSION_OF_FORMAT
 from stepwell.pipelines.yaml.imports import Importer
-from stepwell.pipelines.yaml.reader import Findings, Section, near_miss, open_file
+from stepwell.pipelines.yaml.keys import Findings, near_miss
+from stepwell.pipelines.yaml.reader import Section, open_file
 from stepwell.pipelines.yaml.steps import StepReader, Steps
 from stepwell.pipelines.yaml.transports import TransportOptions, TransportSpec, build
 from stepwell.transports.base import Transport

@@ -1,101 +1,25 @@
-"""Reads a YAML file key by key: problems are collected with their lines, and unread keys are refused."""
+"""Reads the values of a YAML file by their keys; problems are collected with their lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepwell.errors import InvalidPipeline, MissingExtra
-from stepwell.pipelines.problems import PipelineProblem
+from stepwell.errors import MissingExtra
+from stepwell.pipelines.yaml.keys import Findings, Keys, kind_of, near_miss, scalar
 
 LONGEST = timedelta(days=36_500)
 DEEPEST = 50  # mappings and lists inside one another
 MOST_MERGED = 100_000  # keys, in all mappings of a file: ten merges of ten others each have ten times as many
 
 
-class Findings:
-    """The problems of one file."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.pipeline: str | None = None  # set when its name is read
-        self.problems: list[PipelineProblem] = []
-        self.notes: list[PipelineProblem] = []  # ignored keys, in a file that may be right
-        self._flat: set[int] = set()
-
-    def is_flat(self, node: Any) -> bool:
-        """Whether this mapping was read before, through another alias: then it already has the merged keys."""
-        was_read = id(node) in self._flat
-        self._flat.add(id(node))
-        return was_read
-
-    def add(self, problem: str, *, line: int | None = None, step: str | None = None, key: str | None = None) -> None:
-        self.problems.append(PipelineProblem(problem, self.pipeline, step, key, self.file, line))
-
-    def raise_any(self) -> None:
-        """Raise all of them together, from the top of the file to its end."""
-        if self.problems:
-            raise InvalidPipeline(sorted(self.problems, key=lambda problem: problem.line or 0))
-
-
-class Section:
-    """One mapping of a file. `path` is the prefix of its keys in problems: "await.transport."."""
-
-    def __init__(self, loader: Any, node: Any, findings: Findings, *, path: str = "", step: str | None = None) -> None:
-        self._loader = loader
-        self._findings = findings
-        self._path = path
-        self._asked: dict[str, None] = {}  # in the order of reading
-        self.step = step
-        self.line: int = node.start_mark.line + 1
-        self._nodes: dict[str, Any] = dict(self._read_keys(node))
-
-    def problem(self, problem: str, key: str | None = None) -> None:
-        """Report a problem of this mapping, or of one of its keys."""
-        line = self.line_of(key) if key is not None else self.line
-        named = self._path.removesuffix(".") if key is None else f"{self._path}{key}"
-        self._findings.add(problem, line=line, step=self.step, key=named or None)
-
-    @property
-    def problems(self) -> int:
-        """How many problems the whole file has so far."""
-        return len(self._findings.problems)
-
-    def line_of(self, key: str) -> int:
-        node = self._nodes.get(key)
-        return self.line if node is None else int(node.start_mark.line) + 1
-
-    def has(self, key: str) -> bool:
-        """Whether the key is there; `key:` without a value is."""
-        self._asked[key] = None
-        return key in self._nodes
-
-    def refuse(self, key: str, why: str) -> None:
-        """Refuse a key, with a reason."""
-        if key in self._nodes:
-            self.problem(why, key)
-            del self._nodes[key]
-
-    def refuse_all(self, keys: Mapping[str, str]) -> None:
-        """Refuse keys that have no counterpart here, each with what to do."""
-        for key, why in keys.items():
-            self.refuse(key, f"has no counterpart here: {why}")
-
-    def pass_over(self, keys: Mapping[str, str]) -> None:
-        """Ignore keys that have no meaning here: noted, each with the reason."""
-        for key, why in keys.items():
-            if key in self._nodes:
-                self._findings.notes.append(PipelineProblem(
-                    f"is ignored: {why}", self._findings.pipeline, self.step, f"{self._path}{key}",
-                    self._findings.file, self.line_of(key),
-                ))  # fmt: skip
-                del self._nodes[key]
+class Section(Keys):
+    """One mapping of a file, read value by value: a wrong one is a problem, and read as None."""
 
     def value(self, key: str, *, required: bool = False) -> Any:
         """The value of a scalar, as YAML reads it; None if it is missing."""
@@ -104,7 +28,7 @@ class Section:
                 self.problem("is missing", key)
             return None
         node = self._nodes[key]
-        if _kind(node) != "scalar":
+        if kind_of(node) != "scalar":
             self._unexpected(key, "one value")
             return None
         try:
@@ -172,7 +96,7 @@ class Section:
         if not self.has(key):
             return None
         node = self._nodes[key]
-        found = [_scalar(one) for one in node.value] if _kind(node) == "sequence" else []
+        found = [scalar(one) for one in node.value] if kind_of(node) == "sequence" else []
         if not found or not all(found):
             self._unexpected(key, "a list of names, as [orderId]")
             return None
@@ -190,7 +114,7 @@ class Section:
                 self.problem("is missing", key)
             return None
         node = self._nodes[key]
-        if _kind(node) != "mapping":
+        if kind_of(node) != "mapping":
             self._unexpected(key, "a mapping of keys")
             return None
         return Section(self._loader, node, self._findings, path=f"{self._path}{key}.", step=self.step)
@@ -201,51 +125,17 @@ class Section:
             self.problem("is missing", key)
             return []
         node = self._nodes[key]
-        if _kind(node) != "sequence" or not node.value:
+        if kind_of(node) != "sequence" or not node.value:
             self._unexpected(key, "a list with at least one step")
             return []
         return [one for number, item in enumerate(node.value) if (one := self._entry(key, number, item)) is not None]
 
-    def keys(self) -> list[str]:
-        return list(self._nodes)
-
-    def finish(self) -> None:
-        """Refuse the keys that were not read."""
-        known = list(self._asked)
-        for key in self._nodes:
-            if key not in self._asked:
-                self.problem(f"is unknown here{near_miss(key, known) or f' (known: {_joined(known)})'}", key)
-
     def _entry(self, key: str, number: int, node: Any) -> Section | None:
         label = f"#{number + 1}"
-        if _kind(node) != "mapping":
+        if kind_of(node) != "mapping":
             self._findings.add("expected a mapping of keys", line=node.start_mark.line + 1, step=label, key=key)
             return None
         return Section(self._loader, node, self._findings, step=label)
-
-    def _read_keys(self, node: Any) -> Iterator[tuple[str, Any]]:
-        if not self._findings.is_flat(node):
-            self._check_keys(node)
-        try:
-            self._loader.flatten_mapping(node)  # `<<: *defaults` goes first, so that own keys win
-        except (RecursionError, self._loader.error) as error:  # what is merged is not a mapping, or is this one
-            given = str(getattr(error, "problem", "merges itself, or is merged through too many others"))
-            self._findings.add(given, line=self.line, step=self.step, key=f"{self._path}<<")
-        for key_node, value in node.value:
-            if (key := _scalar(key_node)) is not None:
-                yield key, value
-
-    def _check_keys(self, node: Any) -> None:
-        seen: dict[str, int] = {}
-        for key_node, _ in node.value:
-            key, line = _scalar(key_node), key_node.start_mark.line + 1
-            if key is None:
-                self._findings.add("a key must be text", line=line, step=self.step, key=self._path.removesuffix("."))
-            elif key in seen:
-                self._findings.add(f"is written twice, first in line {seen[key]}", line=line, step=self.step,
-                                   key=f"{self._path}{key}")  # fmt: skip
-            else:
-                seen[key] = line
 
     def _unexpected(self, key: str, expected: str) -> None:
         self.problem(f"expected {expected}, got {_shown(self._nodes[key])}", key)
@@ -272,7 +162,7 @@ def open_file(path: Path, findings: Findings) -> Section | None:
     except (ValueError, OverflowError) as error:  # "\UFFFFFFFF", a version of 5,000 digits, a path with a NUL
         findings.add(f"is not YAML: {error}")
         return None
-    if node is None or _kind(node) != "mapping":
+    if node is None or kind_of(node) != "mapping":
         findings.add("expected a mapping with name and steps" + (", the file is empty" if node is None else ""))
         return None
     return Section(loader, node, findings)
@@ -319,24 +209,7 @@ def import_yaml() -> Any:
         raise MissingExtra("yaml", "a pipeline in a YAML file") from error
 
 
-def near_miss(wrong: str, known: Sequence[str]) -> str:
-    close = get_close_matches(wrong, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _kind(node: Any) -> str:
-    return str(node.id)
-
-
-def _scalar(node: Any) -> str | None:
-    return node.value.strip() or None if _kind(node) == "scalar" else None
-
-
 def _shown(node: Any) -> str:
-    if _kind(node) != "scalar":
-        return {"mapping": "a mapping", "sequence": "a list"}[_kind(node)] if node.value else "nothing"
+    if kind_of(node) != "scalar":
+        return {"mapping": "a mapping", "sequence": "a list"}[kind_of(node)] if node.value else "nothing"
     return repr(node.value)[:100] if node.value else "nothing"
-
-
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(names)

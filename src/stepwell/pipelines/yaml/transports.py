@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stepwell.errors import DefinitionError
-from stepwell.pipelines.yaml.reader import Section, near_miss
+from stepwell.pipelines.yaml.keys import near_miss
+from stepwell.pipelines.yaml.reader import Section
 from stepwell.transports.base import Transport
 from stepwell.transports.webhook.headers import read_headers
 from stepwell.transports.webhook.urls import read_target
