@@ -247,20 +247,20 @@ CASES = [
     Case("concurrency_keys/admit", lambda _, n: ([HOT, *(f"key {k}" for k in range(1, n))],), 50,
          _on("behind_key", "concurrency_key", "pkey"), 7),
     Case("concurrency_keys/find_idle", lambda _, n: ("", "", "", 1_000), 1,
-         _on("behind_key", "concurrency_key", "in_limit_line", "in_rate_line", "slot", "unlimited"),
+         _on("behind_key", "concurrency_key", "limit_queue", "rate_queue", "slot", "unlimited"),
          besides=60),  # three recursive reads; their first pages may hold dead rows
     Case("limits/lock_rows", lambda given, n: (given.runnable[:n], "default"), 100, per_row=5),
     *(Case("limits/read_candidates", lambda given, n: (given.limited[:n], "default"), n,
-           _on("pkey", "concurrency_key", "slot", "in_rate_line"), 8, 60) for n in (1, 100)),
+           _on("pkey", "concurrency_key", "slot", "rate_queue"), 8, 60) for n in (1, 100)),
     *(Case("limits/admit", admit, n, per_row=80) for n in (1, 100)),
     *(Case("limits/admit_waiting", lambda _, n: ([HOT], [6], n == 400), n,  # 6 of 4 queues; and the first 100 of each
-           _on("slot", "in_limit_line", "pkey", "claim", "fair"), per_row) for n, per_row in ((24, 10), (400, 2))),
-    Case("limits/admit_due", lambda _, n: ([HOT],), 44, _on("in_rate_line", "pkey"), 6, 60),  # 10 tokens, 4 queues
+           _on("slot", "limit_queue", "pkey", "claim", "fair"), per_row) for n, per_row in ((24, 10), (400, 2))),
+    Case("limits/admit_due", lambda _, n: ([HOT],), 44, _on("rate_queue", "pkey"), 6, 60),  # 10 tokens, 4 queues
     Case("limits/wake_rates", lambda _, n: ([HOT],), 1, frozenset()),
-    Case("limits/recheck_rates_of_queue", lambda _, n: ("default", "", 5_000), 1, _on("in_rate_line")),
+    Case("limits/recheck_rates_of_queue", lambda _, n: ("default", "", 5_000), 1, _on("rate_queue")),
     Case("limits/recheck_rates", lambda _, n: (HOT, None, 5_000), 1, frozenset()),
-    Case("limits/find_waiting", lambda _, n: (HOT, None, 5_000), 1, _on("in_limit_line")),
-    Case("limits/prune", lambda _, n: ("", 5_000), 1, _on("in_rate_line")),
+    Case("limits/find_waiting", lambda _, n: (HOT, None, 5_000), 1, _on("limit_queue")),
+    Case("limits/prune", lambda _, n: ("", 5_000), 1, _on("rate_queue")),
     Case("limits/admit_held", lambda _, n: ("", 0, 5_000), 1, _on("unlimited", "pkey")),
     Case("workers/forget", lambda _, n: (1, LEASE), 20, _on("executing"), 6),
     *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),

@@ -66,7 +66,7 @@ def test_a_migration_states_whether_it_is_compatible(head: str, is_compatible: b
 
 @pytest.mark.parametrize("head", ["-- More.", "-- Compatible: perhaps", "-- More.\n-- Compatible: yes"])
 def test_a_migration_that_does_not_state_its_compatibility_is_an_error(head: str) -> None:
-    with pytest.raises(ValueError, match="its first line must be '-- Compatible: yes' or"):
+    with pytest.raises(ValueError, match="line 1 must be '-- Compatible: yes' or"):
         read(2, "more", f"{head}\n")
 
 

@@ -17,20 +17,20 @@ from stepwell._core.serialization.reply_type import ReplyType
 from stepwell._store import children, concurrency_keys, limits
 from stepwell._store.connection.pool import Database, Queryable, Session
 
-PAGE = 1_000  # questions that one statement closes, deletes or asks again of a large unit
+PAGE = 1_000  # interactions of a large unit that one statement closes, deletes or reopens
 _ENCODER = msgspec.json.Encoder()
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """Questions of one unit that have ended: how many, how many of them were out, and whether that ends the unit."""
+    """Interactions of one unit that have ended: how many, how many of them were out, and whether that ends the unit."""
 
     unit_id: int
     number: int
     returned: int
     ended: Literal["timed_out", "failed"] | None = None
-    is_filled: bool = False  # its last question has been asked
-    continues: int = 0  # answers that go on by themselves from now on
-    continued: int = 0  # such that have come to their end
+    is_filled: bool = False  # its last item was appended
+    continues: int = 0  # continuations that start now
+    continued: int = 0  # continuations that have ended
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What goes on by it: queues with work, transports with something to send, the next deadline in seconds; and what
-    the items held that it has cancelled, which `free` passes on, last in the transaction."""
+    """What continues after it: queues with work, transports with something to send, the next deadline in seconds; and
+    what the cancelled items held, which `free` releases, last in the transaction."""
 
     queues: Sequence[str] = ()
     transports: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class StoredReply(msgspec.Struct, frozen=True, array_like=True):
-    """One question of a loaded unit."""
+    """One interaction of a loaded unit."""
 
     id: str
     item: int
@@ -75,7 +75,7 @@ class StoredAwaitUnit(msgspec.Struct, frozen=True, array_like=True):
     step: str  # that asked
     reference: str  # of the type of its replies
     replies: list[StoredReply]
-    is_streamed: bool = False  # its answers went on by themselves
+    is_streamed: bool = False  # its replies started continuations
 
 
 async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
@@ -89,40 +89,40 @@ class Filling(msgspec.Struct, frozen=True):
     """The unit that an executing instance fills."""
 
     unit_id: int
-    opened: int  # questions so far
+    opened: int  # interactions so far
 
 
 async def hold(db: Session, claim: Claim) -> Filling | None:
-    """Keep an executing instance, to append to the unit it fills; None if it is not ours any more."""
+    """Keep an executing instance, to append to the unit it fills; None if the claim no longer holds."""
     rows = await db.fetch("await_units/hold", claim.id, claim.worker_id, claim.fence)
     return Filling(*rows[0]) if rows else None
 
 
 async def item_step(db: Queryable, claim: Claim) -> tuple[str, str] | None:
-    """Where answers go on to what an executing instance has asked so far, and the step that asked; None if it has asked
-    nothing of the kind."""
+    """The step at which continuations of the unit that an executing instance fills start, and the step that asks; None
+    if it fills no such unit."""
     rows = await db.fetch("await_units/item_step", claim.id)
     return (rows[0]["item_step"], rows[0]["step"]) if rows else None
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What became of a chunk: how many questions are out, or may be sent; or how the unit has ended before it was full,
-    with the question whose time was over, if that has ended it; or which item is not the one that was asked about."""
+    """What became of a chunk: how many interactions are out, or may be sent; or how the unit has ended before it was
+    full, with the overdue interaction, if that has ended it; or which item differs from the stored one."""
 
     out: int
     ended: str | None
     timed_out: str | None
-    number: int  # of new questions
+    number: int  # of new interactions
     differs: int | None  # the first such item
     asked: str | None  # about it, as JSON
     given: str | None  # now; None: the source has ended before it
 
 
 async def append(
-    db: Session, claim: Claim, unit_id: int, common: Common, first: int, questions: Sequence[NewInteraction]
+    db: Session, claim: Claim, unit_id: int, common: Common, first: int, interactions: Sequence[NewInteraction]
 ) -> Appended:
-    """Append questions to a unit, the first of them about the item of this number; those that it has are compared. No
-    questions: the source has ended before that item."""
+    """Append interactions to a unit, the first of them for the item of this number; those that it has are compared. No
+    interactions: the source has ended before that item."""
     head = _common(claim.id, unit_id, common) | {
         "first": first,
         "window": None if common.each is None else common.each.window,
@@ -133,8 +133,8 @@ async def append(
         "schema": None if common.type.schema is None else msgspec.Raw(common.type.schema.encode()),
     }
     rows = await db.fetch(
-        "await_units/append", _ENCODER.encode(head).decode(), [q.id for q in questions] or [None],
-        [q.request for q in questions] or [None], [q.fields for q in questions] or [None],
+        "await_units/append", _ENCODER.encode(head).decode(), [q.id for q in interactions] or [None],
+        [q.request for q in interactions] or [None], [q.fields for q in interactions] or [None],
     )  # fmt: skip
     return Appended(*rows[0])
 
@@ -167,7 +167,7 @@ async def settle_and_free(session: Session, resolved: Sequence[Resolved]) -> Set
 
 
 async def end_items(db: Queryable, ended: Iterable[tuple[int | None, bool]]) -> Settled:
-    """Count answers that have come to their end, each with its unit and whether it is done; None counts nowhere."""
+    """Count continuations that have ended, each with its unit and whether it is done; None counts nowhere."""
     numbers, failed = Counter[int](), set[int]()
     for unit_id, is_done in ended:
         if unit_id is not None:
@@ -189,20 +189,20 @@ async def free_apart(db: Database, dropped: Dropped) -> list[str]:
 
 
 async def outputs(db: Queryable, instance_id: int, unit_id: int, after: int, limit: int) -> list[tuple[int, str]]:
-    """What answers that went on by themselves have come to, in item order."""
+    """The results of continuations, in item order."""
     rows = await db.fetch("await_units/outputs", instance_id, unit_id, after, limit)
     return [(row["item"], row["result"]) for row in rows]
 
 
 async def close(db: Queryable, instance_ids: Sequence[int]) -> Dropped:
-    """Close whatever these instances still ask, and end the answers that go on for them."""
+    """Close the open units of these instances, and cancel their continuations."""
     if not instance_ids:
         return Dropped()
     return await _drop_items(db, [row["id"] for row in await db.fetch("await_units/close", instance_ids)])
 
 
 async def _drop_items(db: Queryable, unit_ids: Sequence[int]) -> Dropped:
-    """Cancel answers that go on by themselves at units which have ended."""
+    """Cancel the continuations of units that have ended."""
     if not unit_ids:
         return Dropped()
     rows = await db.fetch("await_units/drop_items", unit_ids)
@@ -216,8 +216,8 @@ async def clean_up(db: Database) -> list[str] | None:
 
 
 async def free(db: Queryable, dropped: Dropped) -> list[str]:
-    """Let the next ones behind what cancelled items held go; returns their queues. Last in the transaction: nobody who
-    wants a key or a limit may wait for what the transaction waits for."""
+    """Admit the next rows behind the keys and limits of cancelled items; returns their queues. Last in the
+    transaction: a claim that wants a key or a limit must not wait for what this transaction waits for."""
     queues: list[str] = []
     if dropped.keys:
         await concurrency_keys.lock(db, dropped.keys)
@@ -226,8 +226,8 @@ async def free(db: Queryable, dropped: Dropped) -> list[str]:
 
 
 async def reopen(db: Queryable, instance_id: int) -> Settled | None:
-    """Ask again what a retried instance was not answered, and let answers go on that have failed, page by page; None if
-    it waits for nothing, else what goes on."""
+    """Open again the interactions of a retried instance that have no reply, and restart continuations that have failed,
+    page by page; None if it waits for nothing, else what continues."""
     await db.fetch("await_units/forget_cleanup", instance_id)
     rows = await db.fetch("await_units/hold_ended", instance_id)
     if not rows:
@@ -249,14 +249,14 @@ async def reopen(db: Queryable, instance_id: int) -> Settled | None:
 
 
 async def recount_item(db: Queryable, instance_id: int) -> tuple[int, bool] | None:
-    """Count an answer at its unit that an operator leads elsewhere; returns the instance that asked, and whether that
-    waits for it, or None if it is no such answer."""
+    """Count a continuation again that an operator retries or restarts; returns the instance that asked, and whether it
+    waits for the unit, or None if this is no continuation."""
     rows = await db.fetch("await_units/recount_item", instance_id)
     return (rows[0]["parent_id"], rows[0]["waits"]) if rows else None
 
 
 async def load(db: Queryable, ids: Sequence[int]) -> dict[int, StoredAwaitUnit]:
-    """Units by their ids, with their questions in item order."""
+    """Units by their ids, with their interactions in item order."""
     units: dict[int, StoredAwaitUnit] = {}
     for (
         unit_id, status, is_one, on_timeout, step, reference, id_, item, reply_status, reply, actor, finished_at, error,
@@ -308,8 +308,8 @@ def _columns(types: Iterable[ReplyType]) -> tuple[list[Any], ...]:
 
 
 class ReconcilePlace(msgspec.Struct, frozen=True):
-    """How far a round has come: after which parked instance, after whose open units, and after which parent; None is
-    the end."""
+    """How far a round has come: after which parked instance, after which instance with open units, and after which
+    parent; None is the end."""
 
     parked: int | None = 0
     open: int | None = 0
@@ -321,13 +321,13 @@ class ReconcilePlace(msgspec.Struct, frozen=True):
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """What a look for what should not be has found and mended."""
+    """What a round of repairs has found and corrected."""
 
     released: Sequence[int]  # instances that waited for a unit which had ended
-    closed: Sequence[int]  # units that nobody waited for
-    recounted: Sequence[int]  # units whose numbers were not those of their questions
-    started: Sequence[int]  # units with answers that did not go on, one for each
-    joined: Sequence[int]  # parents that waited for children of whom none lived
+    closed: Sequence[int]  # units that no instance waited for
+    recounted: Sequence[int]  # units with other numbers than those of their interactions
+    started: Sequence[int]  # units with replies that did not continue, one for each
+    joined: Sequence[int]  # parents that waited for children that had all ended
     settled: Settled
     after: ReconcilePlace  # where the round goes on
 
@@ -360,7 +360,8 @@ async def _join_childless(db: Database, after: int | None) -> tuple[int | None, 
 
 
 async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int], Settled]:
-    """Close units that nobody waits for, let answers go on, and count anew; all is judged once more, under the lock."""
+    """Close units that no instance waits for, start missing continuations, and recount. Under the lock all is judged
+    again."""
     async with db.transaction() as session:
         locked = await children.lock_parents(session, sorted({instance_id for instance_id, _ in wrong}))
         ids = [unit_id for instance_id, unit_id in wrong if instance_id in locked]

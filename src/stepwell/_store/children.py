@@ -28,8 +28,8 @@ async def settle(db: Queryable, counts: dict[int, int]) -> list[str]:
 
 
 async def find_childless(db: Queryable, after: int) -> tuple[int | None, list[int]]:
-    """Parents after this one that wait for children of whom none lives; before them the last one looked at, None at the
-    end."""
+    """Parents after this one that wait for children that have all ended; before them the last one looked at, None at
+    the end."""
     [(last, ids)] = await db.fetch("children/find_childless", after)
     return last, ids
 

@@ -12,7 +12,7 @@ from stepwell._store.connection.retry import by_halves
 from stepwell._store.limits import FIRST, Aside
 
 PAGE = 1_000  # keys, limits and rate limits, each, that one look for idle ones sees
-RATES_AT_ONCE = 100  # whose lines move in one transaction, as many as the timers take
+RATES_AT_ONCE = 100  # rate limits that admit in one transaction, as many as the timers take
 
 
 async def lock(db: Queryable, keys: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from stepwell.limits import Limit, LimitKind, RateLimit, kind_of
 PAGE = 5_000  # buckets, wait queues, or rows on hold, of one statement
 FULL_LOOK = 1_000  # rows of one wait queue that a sweep admits
 FOUND_AT_ONCE = 10_000  # of all wait queues together
-LINES_AT_ONCE = 50  # wait queues of one transaction: 1,024 rows are locked for all limits
+QUEUES_AT_ONCE = 50  # wait queues of one transaction: 1,024 rows are locked for all limits
 
 
 Aside: TypeAlias = tuple[str, int]  # hold and id of a row
@@ -149,14 +149,14 @@ async def admit_waiting(db: Queryable, keys: Iterable[str]) -> list[str]:
     return [row["queue"] for row in rows]
 
 
-def _most(room: SlotSource, named: int, lines: int) -> int | None:
+def _most(room: SlotSource, named: int, queues: int) -> int | None:
     match room:
         case SlotSource.MADE:
             return named
         case SlotSource.ALL:
             return None
         case SlotSource.FOUND:
-            return max(min(FULL_LOOK, FOUND_AT_ONCE // lines), 1)
+            return max(min(FULL_LOOK, FOUND_AT_ONCE // queues), 1)
         case _:
             assert_never(room)
 
@@ -220,10 +220,10 @@ async def _admit_next(db: Database, changed: Sequence[tuple[str, str]]) -> set[s
         if kind == "rate":
             await _hasten(db, name)
             continue
-        async for lines in _lines(db, name):
-            for first in range(0, len(lines), LINES_AT_ONCE):
+        async for keys in _wait_queues(db, name):
+            for first in range(0, len(keys), QUEUES_AT_ONCE):
                 async with db.transaction(is_long=True) as session:
-                    queues.update(await free(session, lines[first : first + LINES_AT_ONCE], room=SlotSource.ALL))
+                    queues.update(await free(session, keys[first : first + QUEUES_AT_ONCE], room=SlotSource.ALL))
     return queues
 
 
@@ -238,16 +238,16 @@ async def _hasten(db: Database, name: str) -> None:
         after = rows[0]["last"]
 
 
-async def _lines(db: Database, name: str) -> AsyncIterator[list[str]]:
+async def _wait_queues(db: Database, name: str) -> AsyncIterator[list[str]]:
     """The wait queues of a concurrency limit, page by page."""
     after: str | None = None
     while True:
         async with db.transaction(is_long=True) as session:
-            lines = [row["key"] for row in await session.fetch("limits/find_waiting", name, after, PAGE)]
-        yield lines
-        if len(lines) < PAGE:
+            keys = [row["key"] for row in await session.fetch("limits/find_waiting", name, after, PAGE)]
+        yield keys
+        if len(keys) < PAGE:
             return
-        after = lines[-1]
+        after = keys[-1]
 
 
 def _columns(declared: Sequence[Limit]) -> tuple[list[object], ...]:

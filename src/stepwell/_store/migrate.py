@@ -20,7 +20,7 @@ from stepwell.errors import ForeignSchema, SchemaTooNew
 
 _FOLDER = Path(__file__).parent / "migrations"
 _PATIENCE = 86_400.0  # seconds, for one of them, and for another host's: an index over many rows takes its time
-LOCK_PATIENCE = timedelta(minutes=1)  # for somebody's lock on a table: all others wait behind who waits for that
+LOCK_PATIENCE = timedelta(minutes=1)  # for a lock on a table: the migration that waits for it blocks all others
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 _COMPATIBLE = re.compile(r"-- Compatible: (yes|no)\n")
 
@@ -65,10 +65,10 @@ def migrations() -> tuple[Migration, ...]:
 
 
 def read(version: int, name: str, sql: str) -> Migration:
-    """A migration from its file, whose first line says whether it is compatible."""
+    """A migration from its file; line 1 says whether it is compatible."""
     head = _COMPATIBLE.match(sql)
     if head is None:
-        raise ValueError(f"migration {version:04}_{name}: its first line must be '-- Compatible: yes' or "
+        raise ValueError(f"migration {version:04}_{name}: line 1 must be '-- Compatible: yes' or "
                          "'-- Compatible: no'")
     return Migration(version, name, sql, head[1] == "yes")
 
@@ -143,7 +143,7 @@ def apply_over(
 
 @cache
 def grants(client_role: str | None = None, schema: str = SCHEMA) -> str:
-    """The SQL that lets the client role use the SQL doors; does nothing new the second time."""
+    """The SQL that lets the client role call the SQL functions; does nothing new the second time."""
     sql = rendered((_FOLDER / "grants.sql").read_text("utf-8"), schema)
     if client_role is None:
         return sql
@@ -151,18 +151,18 @@ def grants(client_role: str | None = None, schema: str = SCHEMA) -> str:
 
 
 async def find_client(db: Queryable) -> tuple[str, bool]:
-    """The name of the client role, and whether it is there and may use the SQL doors."""
+    """The name of the client role, and whether it is there and may call the SQL functions."""
     [row] = await db.fetch("schema/find_client")
     return row["name"], bool(row["has"])
 
 
 async def allow_payload(db: Queryable, most: int) -> None:
-    """Let the SQL doors take payloads up to the engine's own limit."""
+    """Let the SQL functions take payloads up to the engine's own limit."""
     await db.fetch("schema/allow_payload", most)
 
 
 def script(since: int, client_role: str | None = None, schema: str = SCHEMA) -> str:
-    """What `apply` would send from that version on, for those who run their SQL by hand."""
+    """What `apply` would send from that version on, to be run by hand."""
     missing = [m for m in migrations() if m.version > since]
     parts = ["begin;", _prologue(schema)]
     parts += [f"-- {m.version:04} {m.name}\n{rendered(m.sql, schema)}" for m in missing]
@@ -173,12 +173,12 @@ def script(since: int, client_role: str | None = None, schema: str = SCHEMA) -> 
 
 
 def _check(schema: str) -> str:
-    """Refuse what somebody else has made: it would run with the rights of whoever migrates."""
+    """Refuse what another role has made: it would run with the rights of the role that migrates."""
     return f"""\
 for found in
 {statement("schema/find_foreign", schema)}loop
   raise exception '% belongs to %, and % is not a member of that role', found.what, found.owner, current_user
-    using errcode = '{_FOREIGN}', detail = 'What is in it would run with the rights of whoever migrates.',
+    using errcode = '{_FOREIGN}', detail = 'What is in it would run with the rights of the role that migrates.',
           hint = 'If it is yours, migrate as its owner, or let a member of that role do it; else drop the schema.';
 end loop;
 """
@@ -188,8 +188,8 @@ end loop;
 def _prologue(schema: str) -> str:
     """What comes before all migrations: the schema, its table meta, and the lock on that.
 
-    One at a time: whoever makes what somebody else is just making waits until that is committed, and finds it there. A
-    lock on the table does the rest; unlike an advisory lock it takes a right. No function of another schema stands in
+    One at a time: a migration that makes what another one is making waits until that is committed, and finds it there.
+    A lock on the table does the rest; unlike an advisory lock it takes a right. No function of another schema stands in
     for one of Postgres'.
     """
     return f"""\

@@ -186,7 +186,7 @@ async def _count_in(session: Session, instance_id: int, parent_id: int | None) -
 
 
 async def lock(session: Session, ids: Sequence[int]) -> None:
-    """Lock instances, parents and children together, waiting for whoever holds them."""
+    """Lock instances, parents and children together, waiting for their locks."""
     await session.fetch("operators/lock", ids)
 
 

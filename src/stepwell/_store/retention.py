@@ -1,4 +1,4 @@
-"""Calls of `sql/instances/prune`: deletes what has ended and whose time to be kept is over."""
+"""Calls of `sql/instances/prune`: deletes what ended longer ago than its retention."""
 
 from __future__ import annotations
 

@@ -4,38 +4,6 @@
 
 create schema stepwell;
 
-CREATE OR REPLACE FUNCTION stepwell._answer_one(instance_id bigint, answer json)
- RETURNS TABLE(verdict text, problem text, status text, queues text[], transports text[], next_deadline double precision)
- LANGUAGE plpgsql
-AS $function$
-declare
-  judged record;
-  settled record;
-begin
-  perform from stepwell.instances i where i.id = _answer_one.instance_id for no key update skip locked;
-  if not found and exists (select from stepwell.instances i where i.id = _answer_one.instance_id) then
-    return;
-  end if;
-  select a.* into judged from stepwell._interactions_complete(_answer_one.answer) a;
-  if not found then
-    return;
-  end if;
-  queues := '{}';
-  if judged.verdict = 'admitted' then
-    select s.* into settled
-    from stepwell._await_units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
-                                array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
-    queues := settled.queues || judged.continues_in;
-    transports := settled.transports;
-    next_deadline := settled.next_deadline;
-  end if;
-  verdict := judged.verdict;
-  problem := judged.problem;
-  status := judged.status;
-  return next;
-end
-$function$;
-
 CREATE OR REPLACE FUNCTION stepwell._array_problem(root jsonb, schema jsonb, value jsonb, INOUT budget integer, OUT place text, OUT problem text)
  RETURNS record
  LANGUAGE plpgsql
@@ -142,7 +110,7 @@ with live as materialized (
 ), stored as (
   update stepwell.instance_data d
   set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
-                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
+                                 'no instance waits for it: the one that asked has ended, or continues elsewhere')
   from cancelled c
   where d.id = any (array[c.id])
 )
@@ -473,6 +441,38 @@ begin
 end
 $function$;
 
+CREATE OR REPLACE FUNCTION stepwell._complete_one(instance_id bigint, completion json)
+ RETURNS TABLE(verdict text, problem text, status text, queues text[], transports text[], next_deadline double precision)
+ LANGUAGE plpgsql
+AS $function$
+declare
+  judged record;
+  settled record;
+begin
+  perform from stepwell.instances i where i.id = _complete_one.instance_id for no key update skip locked;
+  if not found and exists (select from stepwell.instances i where i.id = _complete_one.instance_id) then
+    return;
+  end if;
+  select a.* into judged from stepwell._interactions_complete(_complete_one.completion) a;
+  if not found then
+    return;
+  end if;
+  queues := '{}';
+  if judged.verdict = 'admitted' then
+    select s.* into settled
+    from stepwell._await_units_settle(array[judged.unit_id], array[1], array[judged.was_out::integer], array[null::text],
+                                array[false], array[(judged.continues_in is not null)::integer], array[0]) s;
+    queues := settled.queues || judged.continues_in;
+    transports := settled.transports;
+    next_deadline := settled.next_deadline;
+  end if;
+  verdict := judged.verdict;
+  problem := judged.problem;
+  status := judged.status;
+  return next;
+end
+$function$;
+
 CREATE OR REPLACE FUNCTION stepwell._correlation(secret bytea, tenant text, instance bigint, visit integer, item integer, key text)
  RETURNS uuid
  LANGUAGE sql
@@ -674,10 +674,11 @@ with met as materialized (
          case
            when coalesce(m.refusal, m.past) is not null then null
            when case when jsonb_typeof(m.reply) = 'array' then jsonb_array_length(m.reply) > nullif(m.max_items, 0) end
-             then format('reply: has %s items, one answer may have %s', jsonb_array_length(m.reply), m.max_items)
+             then format('reply: has %s items, one reply may have %s', jsonb_array_length(m.reply), m.max_items)
            when m.is_checked then m.problem
            when m.reference ->> 0 = 'projected' then
-             format('projector: %s is not in the process that answers: answer where its pipeline is', m.reference ->> 3)
+             format('projector: %s is not in the process that completes: do so where its pipeline is',
+                    m.reference ->> 3)
            else stepwell._reply_problem(m.schema, m.reply)
          end as problem
   from met m
@@ -828,7 +829,7 @@ return query
 --   before may not be claimed yet, some not for long, for want of a worker with free slots. Then each queue gets fewer
 --   by as many as are already admitted among its first rows, and the first row of every served queue is admitted, so
 --   that no queue waits for the workers of another.
--- Index: instances_slot; instances_in_limit_line, one step per queue, and then only the rows to admit; the primary key;
+-- Index: instances_slot; instances_limit_queue, one step per queue, and then only the rows to admit; the primary key;
 --   with $3 up to 100 rows per queue of instances_claim and of instances_fair.
 -- Locks: the rows, skip locked; what another transaction holds is left to concurrency_keys/find_idle.sql.
 -- Returns: the queue of each admitted row.
@@ -1264,15 +1265,15 @@ begin
   elsif octet_length(value::text) > most
     and jsonb_array_length(jsonb_path_query_array(value, 'strict $.**.type()')) > most
   then
-    return format('reply: has more than %s values, too many to be checked in SQL; answer where its type is known', most);
+    return format('reply: has more than %s values, too many to be checked in SQL; complete it where its type is known', most);
   end if;
   judged := stepwell._schema_problem(root, root, value, most_work);
   return format('reply%s: ', judged.place) || judged.problem;
 exception
   when statement_too_complex then  -- a type that contains itself, some hundred times
-    return 'reply: is nested too deep to be checked in SQL; answer where its type is known';
+    return 'reply: is nested too deep to be checked in SQL; complete it where its type is known';
   when program_limit_exceeded then  -- many branches, or long texts
-    return 'reply: takes too long to be checked in SQL; answer where its type is known';
+    return 'reply: takes too long to be checked in SQL; complete it where its type is known';
 end
 $function$;
 
@@ -1544,7 +1545,7 @@ declare
   positions integer[] := array(select generate_series(0, cardinality(machines) - 1));
   ids bigint[];
   places integer[];
-  buried bigint[];
+  tombstoned bigint[];
   occupied integer[];
   ready text[];
   is_later boolean;
@@ -1562,13 +1563,13 @@ begin
 
     -- If the insert waited while a key's last holder was pruned, it did not see that key's tombstone.
     if array_remove(keys, null) <> '{}' then
-      buried := array(select b.id from stepwell._instances_find_tombstoned(ids) b);
-      if buried <> '{}' then
-        perform stepwell._instances_undo_start(buried);
+      tombstoned := array(select b.id from stepwell._instances_find_tombstoned(ids) b);
+      if tombstoned <> '{}' then
+        perform stepwell._instances_undo_start(tombstoned);
         select coalesce(array_agg(s.id), '{}'), coalesce(array_agg(s.place), '{}')
         into ids, places
         from unnest(ids, places) as s(id, place)
-        where s.id not in (select unnest(buried));
+        where s.id not in (select unnest(tombstoned));
       end if;
     end if;
     return query select positions[s.place], s.id, false from unnest(ids, places) as s(id, place);
@@ -1588,7 +1589,7 @@ begin
     exit when cardinality(occupied) = cardinality(places);
     if attempt = 10 then
       raise exception using errcode = 'serialization_failure',
-        message = 'keys changed hands faster than they could be taken; try the transaction again';
+        message = 'keys were freed and taken by others at the same time; try the transaction again';
     end if;
     select array_agg(e.position), array_agg(e.machine), array_agg(e.version), array_agg(e.step), array_agg(e.queue),
            array_agg(e.priority), array_agg(e.delay), array_agg(e.at), array_agg(e.tenant), array_agg(e.key),
@@ -1758,9 +1759,9 @@ declare
 begin
   perform stepwell._check_isolation();
   if complete.interaction is null and complete.correlation is null and complete.token is null then
-    perform stepwell._refuse('SW001', 'interaction', 'name the question by its id, its correlation or its token');
+    perform stepwell._refuse('SW001', 'interaction', 'name the interaction by its id, its correlation or its token');
   elsif complete.interaction is null and complete.correlation is null and facts is null then
-    perform stepwell._refuse('SW022', 'token', 'is malformed; hand it on as it was issued');
+    perform stepwell._refuse('SW022', 'token', 'is malformed; pass it on as it was issued');
   elsif stepwell._name_problem(complete.actor) is not null then
     perform stepwell._refuse('SW001', 'actor', stepwell._name_problem(complete.actor));
   elsif stepwell._name_problem(complete.tenant, true) is not null then
@@ -1773,7 +1774,7 @@ begin
     array[coalesce(nullif(complete.tenant, ''), facts ->> 0, '')]) f;
   if not found then
     perform stepwell._refuse('SW021', 'interaction', format(
-      'nobody asked %s, or another tenant did; it may also have been pruned',
+      'there is no interaction %s of this tenant; it may have been pruned',
       coalesce(complete.interaction, complete.correlation, (facts ->> 1)::uuid)));
   end if;
   perform stepwell._operators_lock(array[asked.instance_id]);
@@ -1794,11 +1795,11 @@ begin
 
   case judged.verdict
     when 'token' then perform stepwell._refuse('SW022', 'token', case
-      when complete.token is null then 'is required for this question'
-      else 'is none that was handed out for this question as it stands' end);
+      when complete.token is null then 'is required for this interaction'
+      else 'is none that was issued for this interaction as it stands' end);
     when 'retired' then perform stepwell._refuse('SW022', 'token', format(
-      'was signed with key %L, which is retired; hand out a new one, under another key', signer));
-    when 'conflict' then perform stepwell._refuse('SW023', 'reply', 'the question was answered before, with another one');
+      'was signed with key %L, which is retired; issue a new one, under another key', signer));
+    when 'conflict' then perform stepwell._refuse('SW023', 'reply', 'the interaction was completed before, with another one');
     when 'closed' then
       perform stepwell._refuse('SW024', 'interaction', format('is closed: %s', replace(judged.status, '_', ' ')));
     when 'late' then perform stepwell._refuse('SW025', 'interaction', 'its deadline has passed');
@@ -2336,16 +2337,16 @@ CREATE INDEX instances_finished ON stepwell.instances USING btree (machine, fini
   WHERE (status = ANY (ARRAY['done'::text, 'failed'::text, 'cancelled'::text]));
 CREATE UNIQUE INDEX instances_guard ON stepwell.instances USING btree (tenant, key)
   WHERE ((key IS NOT NULL) AND ((key_scope = 'forever'::text) OR (finished_at IS NULL)));
-CREATE INDEX instances_in_limit_line ON stepwell.instances USING btree (concurrency_limit, queue, priority, due_at, id)
-  WHERE ((status = 'runnable'::text) AND (hold = 'limit'::text) AND (hold_reason IS NULL));
-CREATE INDEX instances_in_rate_line ON stepwell.instances USING btree (rate_limit, queue, priority, due_at, id)
-  WHERE ((status = 'runnable'::text) AND (hold = 'rate'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_joining ON stepwell.instances USING btree (id)
   WHERE (status = 'awaiting_children'::text);
 CREATE INDEX instances_key ON stepwell.instances USING btree (tenant, key, id)
   WHERE (key_scope IS NOT NULL);
+CREATE INDEX instances_limit_queue ON stepwell.instances USING btree (concurrency_limit, queue, priority, due_at, id)
+  WHERE ((status = 'runnable'::text) AND (hold = 'limit'::text) AND (hold_reason IS NULL));
 CREATE INDEX instances_parent ON stepwell.instances USING btree (parent_id, parent_round, child_index)
   WHERE (parent_id IS NOT NULL);
+CREATE INDEX instances_rate_queue ON stepwell.instances USING btree (rate_limit, queue, priority, due_at, id)
+  WHERE ((status = 'runnable'::text) AND (hold = 'rate'::text) AND (hold_reason IS NULL));
 CREATE UNIQUE INDEX instances_slot ON stepwell.instances USING btree (concurrency_limit, slot)
   WHERE ((status = 'executing'::text) AND (slot IS NOT NULL));
 CREATE INDEX instances_unlimited ON stepwell.instances USING btree (hold, id)

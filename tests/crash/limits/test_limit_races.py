@@ -298,5 +298,5 @@ async def test_a_change_of_a_limit_of_many_parts_locks_few_of_them_at_a_time(rac
     await limits.change(session, "concurrency", "l", 5, None, None, None)  # type: ignore[arg-type]
 
     locked = [len(args[0]) for name, args, _ in session.sent if name == "limits/lock"]  # type: ignore[arg-type]
-    assert (sum(locked), max(locked) <= limits.LINES_AT_ONCE) == (120, True)
+    assert (sum(locked), max(locked) <= limits.QUEUES_AT_ONCE) == (120, True)
     assert await race.harness.sql("select from stepwell.instances where hold is not null") == []

@@ -134,7 +134,7 @@ async def test_an_ask_may_state_its_number_of_elements(make_harness: MakeHarness
     _, small = await asked(h, few)
     _, large = await asked(h, any_)
 
-    with pytest.raises(Refused, match="has 3 items, one answer may have 2"):
+    with pytest.raises(Refused, match="has 3 items, one reply may have 2"):
         await completer.complete(interaction=small.id, reply=[1, 2, 3])
 
     assert not await completer.complete(interaction=small.id, reply=[1, 2])

@@ -215,7 +215,7 @@ async def test_a_deep_reply_is_checked_to_its_depth(sql: asyncpg.Connection) -> 
 
     assert good is None
     assert str(bad).endswith("value: expected integer, got string")
-    assert too_deep == "reply: is nested too deep to be checked in SQL; answer where its type is known"
+    assert too_deep == "reply: is nested too deep to be checked in SQL; complete it where its type is known"
 
 
 async def test_a_reply_of_very_many_values_is_not_checked_in_sql(sql: asyncpg.Connection) -> None:
@@ -227,13 +227,13 @@ async def test_a_reply_of_very_many_values_is_not_checked_in_sql(sql: asyncpg.Co
              for reply in (many, more, [["x"]])]  # fmt: skip
     any_value = await sql.fetchval("select stepwell._reply_problem('{}', $1)", json.dumps(more))
 
-    refusal = "reply: has more than 12000 values, too many to be checked in SQL; answer where its type is known"
+    refusal = "reply: has more than 12000 values, too many to be checked in SQL; complete it where its type is known"
     assert found == [None, refusal, "reply[0][0]: expected number, got string"]
     assert any_value is None
 
 
 QUICKLY = "set statement_timeout = '1s'"  # ten times as long as the slowest of these may take
-TAKES_TOO_LONG = "reply: takes too long to be checked in SQL; answer where its type is known"
+TAKES_TOO_LONG = "reply: takes too long to be checked in SQL; complete it where its type is known"
 
 
 def path_of(kind: str, depth: int, leaf: dict[str, Any]) -> dict[str, Any]:

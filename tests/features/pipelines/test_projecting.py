@@ -169,7 +169,7 @@ async def test_a_row_can_cause_calls_of_declared_projectors_only(
     reference, reply = NAMED[case]
     await h.sql("update stepwell.reply_types set reference = $1, schema = null", reference)
 
-    with pytest.raises(ProjectionFailed, match="is not in the process that answers"):
+    with pytest.raises(ProjectionFailed, match="is not in the process that completes"):
         await h.engine.complete(interaction=interaction, reply=reply)
 
     assert projected.projected == []
@@ -239,7 +239,7 @@ async def test_sql_refuses_what_only_python_can_project(make_harness: MakeHarnes
     async with h.engine.worker():
         _, [interaction] = await ask(h, lone, Order(9, 1))
 
-    with pytest.raises(asyncpg.PostgresError, match="is not in the process that answers"):
+    with pytest.raises(asyncpg.PostgresError, match="is not in the process that completes"):
         await h.sql("select * from stepwell.complete('{\"is_approved\": true}', interaction => $1)", interaction)
 
 

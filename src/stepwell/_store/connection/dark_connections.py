@@ -1,4 +1,4 @@
-"""Tells a statement that rightly takes long from one whose connection has gone dark."""
+"""Tells a statement that rightly takes long from one with a connection that has gone dark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import asyncpg
 
-# A process whose state changed a moment ago may only just have been asked, or have answered.
+# A process with a state that changed a moment ago may only just have been asked, or have answered.
 _IS_AT_WORK: Final = """
 select state in ('active', 'disabled') and wait_event is distinct from 'ClientRead'
        or state_change > clock_timestamp() - interval '0.5 s'
@@ -16,7 +16,7 @@ from pg_stat_activity where pid = $1"""
 
 
 class Watched(Protocol):
-    """A connection whose statements may take long."""
+    """A connection with statements that may take long."""
 
     backend: int
     """The server process behind it."""

@@ -49,5 +49,5 @@ def _is_manager(frame: FrameType) -> bool:
 
 
 def label(sql: str) -> str:
-    """A short name for a statement that has no file: its first line, up to a value that it sets."""
+    """A short name for a statement that has no file: the beginning of its text, up to a value that it sets."""
     return sql.strip().partition("\n")[0].partition("=")[0].strip()[:LONGEST_LABEL]

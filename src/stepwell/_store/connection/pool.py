@@ -37,8 +37,8 @@ Row = asyncpg.Record
 # Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
 # snapshot, which a transaction above it does not have. And UTC: a delay of a day is 24 hours, where in a zone with
 # summer time Postgres would make it 23 or 25 twice a year. And no jit, which never pays for statements like ours.
-# And no schema but Postgres' own: whoever may create one, named like our role, could put functions in it that fit the
-# arguments of ours better than Postgres' do. They would run with our rights.
+# And no schema but Postgres' own: a role that may create one, named like our role, could put functions in it that fit
+# the arguments of ours better than Postgres' do. They would run with our rights.
 PATH: Final = {"search_path": "pg_catalog, pg_temp"}
 _EVERYWHERE: Final = {"default_transaction_isolation": "read committed", "timezone": "UTC", "jit": "off", **PATH}
 
@@ -231,7 +231,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Session]:
-        """One connection, for statements that are each on their own: so who sends one does not wait for it then."""
+        """One connection, for statements that are each on their own; their sender then waits for no connection."""
         with translated():
             async with _Lent(self) as connection:
                 yield Session(connection, self)

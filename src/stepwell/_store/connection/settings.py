@@ -168,7 +168,7 @@ class SettledConnection(LearnedConnection):
 
     @contextmanager
     def ending_after(self, seconds: float) -> Iterator[None]:
-        """End the connection unless the block is over by then; whoever waits for an answer learns that it is lost."""
+        """End the connection unless the block is over by then; a caller that waits for a reply learns of the loss."""
         timer = self._loop.call_later(seconds, self.terminate)
         try:
             yield
@@ -205,8 +205,8 @@ class EngineConnection(SettledConnection):
 
 
 class PatientConnection(SettledConnection):
-    """A connection of an author, whose statements may take long, and whose cancelled statement leaves it usable. One
-    that goes dark, or does not answer a cancel, is ended."""
+    """A connection of an author: its statements may take long, and a cancelled statement leaves it usable. One that
+    goes dark, or does not answer a cancel, is ended."""
 
     def __init__(self, protocol: Any, *rest: Any) -> None:
         watched: Any = _WatchedProtocol(protocol, self)

@@ -1,7 +1,7 @@
 """The SQL files, by noun and verb: `statement("instances/claim")`; and how the schema's name gets into all SQL.
 
-In a statement `{ctes sized, left_open of await_units/close}` stands for these CTEs of another file. A file whose name
-begins with an underscore has only CTEs, for other statements.
+In a statement `{ctes sized, left_open of await_units/close}` stands for these CTEs of another file. A file with an
+underscore before its name has only CTEs, for other statements.
 """
 
 from __future__ import annotations

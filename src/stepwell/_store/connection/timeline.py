@@ -44,7 +44,7 @@ class Timelines:
             self.on_change()
 
     def fits(self, timeline: str | None) -> bool:
-        """Whether a connection is of this timeline; one whose server does not tell is taken for it."""
+        """Whether a connection is of this timeline; where the server does not tell, it counts as of it."""
         return timeline is None or self.current is None or timeline == self.current
 
     def check_era(self, era: int) -> None:

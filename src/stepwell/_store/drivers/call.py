@@ -1,4 +1,4 @@
-"""One call of an SQL door on a caller's connection, in words that every driver understands."""
+"""One call of an SQL function on a caller's connection, in words that every driver understands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the SQL doors, on a connection of the caller's, inside the caller's transaction."""
+"""Calls of the public SQL functions, on a connection of the caller's, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST_ARRAY = 10_000
 async def start_many(
     connection: Borrowed, entries: Sequence[NewInstance], *, notify: bool, schema: str
 ) -> list[int | Duplicate]:
-    """Start instances; answers in the order of the entries: the new id, or who occupies the key."""
+    """Start instances; returns in the order of the entries: the new id, or the instance that occupies the key."""
     answers: dict[int, int | Duplicate] = {}
     order = [(entry.tenant, entry.key or "") for entry in entries]
     for places, array in _arrays([_entry(entry) for entry in entries], order):
@@ -41,7 +41,7 @@ async def start_many(
 async def signal_many(
     connection: Borrowed, signals: Sequence[NewSignal], *, notify: bool, schema: str
 ) -> list[int | None]:
-    """Deliver signals; answers in their order: the id that each reached, None if nobody was there."""
+    """Deliver signals; returns in their order: the id that each reached, None if there was no target."""
     reached: dict[int, int | None] = {}
     order = [(signal.id or 0, signal.tenant or "", signal.key or "") for signal in signals]
     for places, array in _arrays([_signal(signal) for signal in signals], order):
@@ -112,7 +112,7 @@ def _entry(entry: NewInstance) -> dict[str, Any]:
 
 
 def _limits(needs: LimitRequirement) -> dict[str, Any]:
-    """As they were given: what the step itself declares is added by the door."""
+    """As they were given: what the step itself declares is added by the SQL function."""
     weight = None if needs.rate_limit is None else needs.weight
     return {"concurrency_limit": needs.own_limit, "rate_limit": needs.rate_limit, "weight": weight}
 

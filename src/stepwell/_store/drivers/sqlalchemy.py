@@ -79,7 +79,7 @@ def _check(connection: Connection) -> None:
     if connection.closed:
         raise InvalidConnection("is closed; pass one that is open")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise InvalidConnection("is in autocommit mode; use one whose transaction you commit")
+        raise InvalidConnection("is in autocommit mode; use one with a transaction that you commit")
 
 
 def _placeholder(number: int) -> str:

@@ -264,9 +264,9 @@ create index instances_behind_key on {schema}.instances (concurrency_key, priori
 create unique index instances_slot on {schema}.instances (concurrency_limit, slot)
   where status = 'executing' and slot is not null;
 -- The wait queues of concurrency limits and of rate limits; by queue, since some may be paused or unserved.
-create index instances_in_limit_line on {schema}.instances (concurrency_limit, queue, priority, due_at, id)
+create index instances_limit_queue on {schema}.instances (concurrency_limit, queue, priority, due_at, id)
   where status = 'runnable' and hold = 'limit' and hold_reason is null;
-create index instances_in_rate_line on {schema}.instances (rate_limit, queue, priority, due_at, id)
+create index instances_rate_queue on {schema}.instances (rate_limit, queue, priority, due_at, id)
   where status = 'runnable' and hold = 'rate' and hold_reason is null;
 -- Rows that wait for a limit which does not exist, or is too small for them: they block no other.
 create index instances_unlimited on {schema}.instances (hold, id)
@@ -964,7 +964,7 @@ declare
   positions integer[] := array(select generate_series(0, cardinality(machines) - 1));
   ids bigint[];
   places integer[];
-  buried bigint[];
+  tombstoned bigint[];
   occupied integer[];
   ready text[];
   is_later boolean;
@@ -982,13 +982,13 @@ begin
 
     -- If the insert waited while a key's last holder was pruned, it did not see that key's tombstone.
     if array_remove(keys, null) <> '{}' then
-      buried := array(select b.id from {schema}._instances_find_tombstoned(ids) b);
-      if buried <> '{}' then
-        perform {schema}._instances_undo_start(buried);
+      tombstoned := array(select b.id from {schema}._instances_find_tombstoned(ids) b);
+      if tombstoned <> '{}' then
+        perform {schema}._instances_undo_start(tombstoned);
         select coalesce(array_agg(s.id), '{}'), coalesce(array_agg(s.place), '{}')
         into ids, places
         from unnest(ids, places) as s(id, place)
-        where s.id not in (select unnest(buried));
+        where s.id not in (select unnest(tombstoned));
       end if;
     end if;
     return query select positions[s.place], s.id, false from unnest(ids, places) as s(id, place);
@@ -1008,7 +1008,7 @@ begin
     exit when cardinality(occupied) = cardinality(places);
     if attempt = 10 then
       raise exception using errcode = 'serialization_failure',
-        message = 'keys changed hands faster than they could be taken; try the transaction again';
+        message = 'keys were freed and taken by others at the same time; try the transaction again';
     end if;
     select array_agg(e.position), array_agg(e.machine), array_agg(e.version), array_agg(e.step), array_agg(e.queue),
            array_agg(e.priority), array_agg(e.delay), array_agg(e.at), array_agg(e.tenant), array_agg(e.key),
@@ -1779,15 +1779,15 @@ begin
   elsif octet_length(value::text) > most
     and jsonb_array_length(jsonb_path_query_array(value, 'strict $.**.type()')) > most
   then
-    return format('reply: has more than %s values, too many to be checked in SQL; answer where its type is known', most);
+    return format('reply: has more than %s values, too many to be checked in SQL; complete it where its type is known', most);
   end if;
   judged := {schema}._schema_problem(root, root, value, most_work);
   return format('reply%s: ', judged.place) || judged.problem;
 exception
   when statement_too_complex then  -- a type that contains itself, some hundred times
-    return 'reply: is nested too deep to be checked in SQL; answer where its type is known';
+    return 'reply: is nested too deep to be checked in SQL; complete it where its type is known';
   when program_limit_exceeded then  -- many branches, or long texts
-    return 'reply: takes too long to be checked in SQL; answer where its type is known';
+    return 'reply: takes too long to be checked in SQL; complete it where its type is known';
 end
 $$;
 
@@ -1856,18 +1856,18 @@ $$;
 
 -- Judge one completion and wake what may continue, in one round trip; nothing if another transaction holds the
 -- instance. Each statement has a snapshot of its own, so it judges what was committed before the lock was taken.
-create function {schema}._answer_one(instance_id bigint, answer json)
+create function {schema}._complete_one(instance_id bigint, completion json)
 returns table (verdict text, problem text, status text, queues text[], transports text[], next_deadline float8)
 language plpgsql as $$
 declare
   judged record;
   settled record;
 begin
-  perform from {schema}.instances i where i.id = _answer_one.instance_id for no key update skip locked;
-  if not found and exists (select from {schema}.instances i where i.id = _answer_one.instance_id) then
+  perform from {schema}.instances i where i.id = _complete_one.instance_id for no key update skip locked;
+  if not found and exists (select from {schema}.instances i where i.id = _complete_one.instance_id) then
     return;
   end if;
-  select a.* into judged from {schema}._interactions_complete(_answer_one.answer) a;
+  select a.* into judged from {schema}._interactions_complete(_complete_one.completion) a;
   if not found then
     return;
   end if;
@@ -1921,9 +1921,9 @@ declare
 begin
   perform {schema}._check_isolation();
   if complete.interaction is null and complete.correlation is null and complete.token is null then
-    perform {schema}._refuse('SW001', 'interaction', 'name the question by its id, its correlation or its token');
+    perform {schema}._refuse('SW001', 'interaction', 'name the interaction by its id, its correlation or its token');
   elsif complete.interaction is null and complete.correlation is null and facts is null then
-    perform {schema}._refuse('SW022', 'token', 'is malformed; hand it on as it was issued');
+    perform {schema}._refuse('SW022', 'token', 'is malformed; pass it on as it was issued');
   elsif {schema}._name_problem(complete.actor) is not null then
     perform {schema}._refuse('SW001', 'actor', {schema}._name_problem(complete.actor));
   elsif {schema}._name_problem(complete.tenant, true) is not null then
@@ -1936,7 +1936,7 @@ begin
     array[coalesce(nullif(complete.tenant, ''), facts ->> 0, '')]) f;
   if not found then
     perform {schema}._refuse('SW021', 'interaction', format(
-      'nobody asked %s, or another tenant did; it may also have been pruned',
+      'there is no interaction %s of this tenant; it may have been pruned',
       coalesce(complete.interaction, complete.correlation, (facts ->> 1)::uuid)));
   end if;
   perform {schema}._operators_lock(array[asked.instance_id]);
@@ -1957,11 +1957,11 @@ begin
 
   case judged.verdict
     when 'token' then perform {schema}._refuse('SW022', 'token', case
-      when complete.token is null then 'is required for this question'
-      else 'is none that was handed out for this question as it stands' end);
+      when complete.token is null then 'is required for this interaction'
+      else 'is none that was issued for this interaction as it stands' end);
     when 'retired' then perform {schema}._refuse('SW022', 'token', format(
-      'was signed with key %L, which is retired; hand out a new one, under another key', signer));
-    when 'conflict' then perform {schema}._refuse('SW023', 'reply', 'the question was answered before, with another one');
+      'was signed with key %L, which is retired; issue a new one, under another key', signer));
+    when 'conflict' then perform {schema}._refuse('SW023', 'reply', 'the interaction was completed before, with another one');
     when 'closed' then
       perform {schema}._refuse('SW024', 'interaction', format('is closed: %s', replace(judged.status, '_', ' ')));
     when 'late' then perform {schema}._refuse('SW025', 'interaction', 'its deadline has passed');
@@ -2430,10 +2430,11 @@ with met as materialized (
          case
            when coalesce(m.refusal, m.past) is not null then null
            when case when jsonb_typeof(m.reply) = 'array' then jsonb_array_length(m.reply) > nullif(m.max_items, 0) end
-             then format('reply: has %s items, one answer may have %s', jsonb_array_length(m.reply), m.max_items)
+             then format('reply: has %s items, one reply may have %s', jsonb_array_length(m.reply), m.max_items)
            when m.is_checked then m.problem
            when m.reference ->> 0 = 'projected' then
-             format('projector: %s is not in the process that answers: answer where its pipeline is', m.reference ->> 3)
+             format('projector: %s is not in the process that completes: do so where its pipeline is',
+                    m.reference ->> 3)
            else {schema}._reply_problem(m.schema, m.reply)
          end as problem
   from met m
@@ -2655,7 +2656,7 @@ with live as materialized (
 ), stored as (
   update {schema}.instance_data d
   set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
-                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
+                                 'no instance waits for it: the one that asked has ended, or continues elsewhere')
   from cancelled c
   where d.id = any (array[c.id])
 )
@@ -2680,7 +2681,7 @@ return query
 --   before may not be claimed yet, some not for long, for want of a worker with free slots. Then each queue gets fewer
 --   by as many as are already admitted among its first rows, and the first row of every served queue is admitted, so
 --   that no queue waits for the workers of another.
--- Index: instances_slot; instances_in_limit_line, one step per queue, and then only the rows to admit; the primary key;
+-- Index: instances_slot; instances_limit_queue, one step per queue, and then only the rows to admit; the primary key;
 --   with $3 up to 100 rows per queue of instances_claim and of instances_fair.
 -- Locks: the rows, skip locked; what another transaction holds is left to concurrency_keys/find_idle.sql.
 -- Returns: the queue of each admitted row.

@@ -4,7 +4,7 @@
 do $$
 declare
   found record;
-  doors constant text[] := array['start', 'start_many', 'signal', 'signal_many', 'cancel', 'try_cancel', 'complete'];
+  public_functions constant text[] := array['start', 'start_many', 'signal', 'signal_many', 'cancel', 'try_cancel', 'complete'];
   wanted text := nullif(current_setting('{schema}.client_role', true), '');
   before text;
 begin
@@ -40,7 +40,7 @@ begin
     exception
       when insufficient_privilege then
         raise notice 'the role % can not be created by %', wanted, current_user
-          using hint = format('Let somebody who may run: create role %I nologin; then migrate again.', wanted);
+          using hint = format('Let a role that may do so run: create role %I nologin; then migrate again.', wanted);
         return;
       when duplicate_object or unique_violation then
         null;  -- another database of this server is migrating too
@@ -50,7 +50,7 @@ begin
   for found in
     select p.oid::regprocedure::text as name
     from pg_proc p
-    where p.pronamespace = '{schema}'::regnamespace and p.proname = any (doors)
+    where p.pronamespace = '{schema}'::regnamespace and p.proname = any (public_functions)
   loop
     execute format('grant execute on function %s to %I', found.name, wanted);
   end loop;

@@ -86,7 +86,7 @@ async def register(
 async def beat(
     db: Queryable, worker_id: int, place: HostIdentity, lease: timedelta, running: int, old: timedelta
 ) -> Beat | None:
-    """Renew the lease; None if the worker was buried, or entered by a process of another place."""
+    """Renew the lease; None if the worker was deleted, or is a process in another place."""
     rows = await db.fetch(
         "workers/beat", worker_id, lease, running, old, place.host, place.boot, place.pid, place.process
     )
@@ -170,7 +170,7 @@ class Holder:
     application: str
     state: str | None
     since: datetime | None
-    number: str | None  # of a transaction whose beginning is hidden from this role
+    number: str | None  # of a transaction with a beginning that is hidden from this role
 
 
 async def find_holders(db: Queryable, worker_id: int, longer_than: timedelta, slot_age: int) -> list[Holder]:
@@ -184,14 +184,14 @@ class Ended:
     """Connections that were ended, by the numbers of their server processes."""
 
     stalled: list[int]  # their process froze within a statement
-    of_steps: list[int]  # in a step, whose worker has no lease any more
+    of_steps: list[int]  # in a step of a worker without a lease
 
 
 async def end_stalled(
     db: Queryable, worker_id: int, lease: timedelta, longest: timedelta, longest_of_clients: timedelta
 ) -> Ended:
-    """End connections whose process froze within a statement that long ago, and those of steps whose worker has no
-    lease any more, as `worker_id` finds it."""
+    """End connections of processes that froze within a statement that long ago, and those of steps of workers without a
+    lease, as `worker_id` finds it."""
     slow = timedelta(seconds=LONG / SERVER_SHARE)
     rows = await db.fetch("workers/end_stalled", longest, longest_of_clients, slow, worker_id, lease)
     return Ended(

@@ -46,7 +46,7 @@ class StepSession(AsyncSession):
 
 
 class Sessions:
-    """A pool whose transactions hand out SQLAlchemy's sessions."""
+    """A pool of which each transaction has a session of SQLAlchemy."""
 
     def __init__(
         self, dsn: str, most: int, bounds: Bounds = Bounds(), timelines: Timelines | None = None,  # noqa: B008 - frozen

@@ -30,7 +30,7 @@ log = logging.getLogger("stepwell")
 
 IDLE_MARGIN = timedelta(seconds=10)  # where no reaper ends a frozen worker's transaction, the server does so this late
 LOCK_PATIENCE = timedelta(milliseconds=200)  # with a caller's open transaction that holds the key of a child
-ROW_PATIENCE = timedelta(seconds=4)  # with who holds the row of a step; longer where Postgres sees cycles later
+ROW_PATIENCE = timedelta(seconds=4)  # with the holder of a step's row; longer where Postgres sees cycles later
 LONGEST_IDLE = 2**31 - 1  # milliseconds, that Postgres takes for a timeout
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class Transaction:
         return flushed
 
     async def await_rows(self, commit: Commit) -> None:
-        """Wait for who holds the instance of an outcome, or its parent, and lock them: Postgres sees a transaction that
-        waits for us in turn. Contention if it rolls back this one for that."""
+        """Wait for the locks of an outcome's instance and its parent: Postgres sees a transaction that waits for this
+        one in turn. Contention if it rolls back this one for that."""
         ids = [commit.claim.id] if commit.joins is None else [commit.claim.id, commit.joins]
         try:
             with translated():

@@ -86,8 +86,8 @@ def sibling(url: str, database: str) -> str:
 class Registrar:
     """A kept connection to one server: makes, empties and drops databases. A lost connection is made anew.
 
-    Databases carry the registrar's token in their name, and the connection in its own, so that whoever comes later
-    can tell, and drop, what a killed process left.
+    Databases carry the registrar's token in their name, and the connection in its own, so that a later
+    process can tell, and drop, what a killed one left.
     """
 
     def __init__(self, url: str) -> None:
@@ -126,7 +126,7 @@ class Registrar:
         """Make a used database as good as new, under a new name; None if only rows may be undone, and more changed.
 
         Making one anew costs some hundred files, which a file system that avoids just-deleted inodes makes slow.
-        The new name keeps out whoever still has the old URL.
+        The new name keeps out a process that still has the old URL.
         """
         await self._cut_off(name)
         fresh = self._next_name()

@@ -1,4 +1,4 @@
-"""What the test kit asks one database, on a connection of its own: what may run, what is due, who is connected."""
+"""What the test kit asks one database, on a connection of its own: what may run, what is due, what is connected."""
 
 from __future__ import annotations
 

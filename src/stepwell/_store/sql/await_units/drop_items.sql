@@ -26,7 +26,7 @@ with live as materialized (
 ), stored as (
   update {schema}.instance_data d
   set error = jsonb_build_object('type', 'Cancelled', 'traceback', null, 'message',
-                                 'nobody waits for it any more: what asked has ended, or was led elsewhere')
+                                 'no instance waits for it: the one that asked has ended, or continues elsewhere')
   from cancelled c
   where d.id = any (array[c.id])
 )

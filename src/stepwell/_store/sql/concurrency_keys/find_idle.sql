@@ -4,12 +4,12 @@
 --   caller's transaction freed. Admitted rows may not be claimed yet; then too many are admitted, and wait again when
 --   their claim finds no slot. One page: of the next $4 keys after $1, limits after $2 and rate limits after $3 with
 --   wait queues; null: none.
--- Index: instances_behind_key, instances_in_limit_line and instances_in_rate_line, one step per distinct key or limit,
+-- Index: instances_behind_key, instances_limit_queue and instances_rate_queue, one step per distinct key or limit,
 --   no further than the page; instances_slot; buckets by key; instances_unlimited, for its first row.
 -- Locks: none.
 -- Returns: one row: the keys, the limits and the rate limits; of each the one to continue after (null: that was the
 --   last page); and whether rows are on hold because a limit does not exist or is too small.
-with recursive line(key, place) as (
+with recursive keyed(key, place) as (
   -- The next keys with wait queues.
   select (select i.concurrency_key from {schema}.instances i
           where i.status = 'runnable' and i.hold = 'key' and i.concurrency_key > $1::text
@@ -18,7 +18,7 @@ with recursive line(key, place) as (
   select (select i.concurrency_key from {schema}.instances i
           where i.status = 'runnable' and i.hold = 'key' and i.concurrency_key > n.key
           order by i.concurrency_key limit 1), n.place + 1
-  from line n
+  from keyed n
   where n.key is not null and n.place < $4::integer
 ), limited(key, place) as (
   -- The next concurrency limits with wait queues.
@@ -44,7 +44,7 @@ with recursive line(key, place) as (
   where n.key is not null and n.place < $4::integer
 )
 select array(select n.key
-             from line n
+             from keyed n
              where n.key is not null
                and not exists (select from {schema}.instances e
                                where e.concurrency_key = n.key and e.status = 'executing'
@@ -63,7 +63,7 @@ select array(select n.key
                                where b.key = n.key and b.next_at is not null
                                  and b.refilled_at <= {schema}.now() + interval '1 minute'
                                offset 0)) as rates,
-       (select n.key from line n where n.place >= $4::integer) as last_key,
+       (select n.key from keyed n where n.place >= $4::integer) as last_key,
        (select n.key from limited n where n.place >= $4::integer) as last_limit,
        (select n.key from rated n where n.place >= $4::integer) as last_rate,
        exists (select from {schema}.instances i

@@ -1,4 +1,4 @@
--- The shares of a fair queue whose turn it is in a claim of $3 rows, and how many rows each of them may take.
+-- The shares of a fair queue that have their turn in a claim of $3 rows, and how many rows each may take.
 -- Keeps: within a priority the shares after its start ($6 and $7 by priority, $8 where it is missing), then those up to
 --   it. Of n shares that wait at one priority, each gets $3/n rows before any gets more.
 -- Index: instances_fair: one probe per turn, and no more turns than wanted rows, but at least 4, as rows may be locked.

@@ -47,7 +47,7 @@ with elected as materialized (
   ) n
 ), old as materialized (
   select z.* from sized z where z.is_small
-), buried as (
+), tombstoned as (
   insert into {schema}.tombstones (tenant, key, instance_id, buried_at)
   select o.tenant, o.key, o.id, {schema}.now()
   from old o

@@ -43,10 +43,11 @@ with met as materialized (
          case
            when coalesce(m.refusal, m.past) is not null then null
            when case when jsonb_typeof(m.reply) = 'array' then jsonb_array_length(m.reply) > nullif(m.max_items, 0) end
-             then format('reply: has %s items, one answer may have %s', jsonb_array_length(m.reply), m.max_items)
+             then format('reply: has %s items, one reply may have %s', jsonb_array_length(m.reply), m.max_items)
            when m.is_checked then m.problem
            when m.reference ->> 0 = 'projected' then
-             format('projector: %s is not in the process that answers: answer where its pipeline is', m.reference ->> 3)
+             format('projector: %s is not in the process that completes: do so where its pipeline is',
+                    m.reference ->> 3)
            else {schema}._reply_problem(m.schema, m.reply)
          end as problem
   from met m

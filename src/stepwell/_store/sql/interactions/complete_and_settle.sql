@@ -8,4 +8,4 @@
 --   status it found, the queues of what was woken, the transports with something to send, and the seconds to the next
 --   deadline.
 select a.verdict, a.problem, a.status, a.queues, a.transports, a.next_deadline
-from {schema}._answer_one($1::bigint, $2::json) a
+from {schema}._complete_one($1::bigint, $2::json) a

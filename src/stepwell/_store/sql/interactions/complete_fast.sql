@@ -12,7 +12,7 @@ with given as materialized (
   select g.id, g.reply::jsonb as reply, g.actor, (g.place - 1)::integer as place
   from unnest($1::uuid[], $2::text[], $3::text[]) with ordinality as g(id, reply, actor, place)
 ), held as materialized (
-  select g.place, g.reply, g.actor, q.id as question_id, u.id as unit_id
+  select g.place, g.reply, g.actor, q.id as interaction_id, u.id as unit_id
   from given g
   join {schema}.interactions q on q.id = any (array[g.id])
   join {schema}.await_units u on u.id = any (array[q.unit_id])
@@ -26,14 +26,14 @@ with given as materialized (
     and (i.status || '' = 'awaiting_external' and i.await_unit_id = u.id and u.is_filled
          or i.status || '' = 'executing' and i.filling_unit_id = u.id and not u.is_filled) is true
   for no key update of i, u, q skip locked
-), answered as (
+), completed as (
   update {schema}.interactions q
   set status = 'completed', reply = h.reply, actor = h.actor, finished_at = {schema}.now(), error = null
   from held h
-  where q.id = any (array[h.question_id])
+  where q.id = any (array[h.interaction_id])
   returning h.place, h.unit_id
 ), counted as (
-  select a.unit_id, count(*)::integer as number from answered a group by a.unit_id
+  select c.unit_id, count(*)::integer as number from completed c group by c.unit_id
 ), ended as (
   update {schema}.await_units u
   set resolved = u.resolved + c.number,
@@ -51,4 +51,4 @@ with given as materialized (
   where e.status = 'completed' and i.id = any (array[e.instance_id])
   returning i.queue
 )
-select array(select a.place from answered a) as places, array(select w.queue from woken w) as queues
+select array(select c.place from completed c) as places, array(select w.queue from woken w) as queues

@@ -4,7 +4,7 @@
 --   or unserved queue blocks no other. limits/admit.sql takes the tokens, not this statement, so the next row waits for
 --   its own tokens and for those of all admitted rows. A row heavier than the bucket is admitted too; its claim puts it
 --   on hold with the reason.
--- Index: buckets by key; instances_in_rate_line, one step per queue, and no more rows of a queue than there are tokens
+-- Index: buckets by key; instances_rate_queue, one step per queue, and no more rows of a queue than there are tokens
 --   (a weight is at least 1).
 -- Locks: the rows, skip locked (locked ones are tried again soon); the buckets.
 -- Returns: one row: the queues of the admitted rows, and the seconds until the next row.

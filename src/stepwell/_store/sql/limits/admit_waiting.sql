@@ -5,7 +5,7 @@
 --   before may not be claimed yet, some not for long, for want of a worker with free slots. Then each queue gets fewer
 --   by as many as are already admitted among its first rows, and the first row of every served queue is admitted, so
 --   that no queue waits for the workers of another.
--- Index: instances_slot; instances_in_limit_line, one step per queue, and then only the rows to admit; the primary key;
+-- Index: instances_slot; instances_limit_queue, one step per queue, and then only the rows to admit; the primary key;
 --   with $3 up to 100 rows per queue of instances_claim and of instances_fair.
 -- Locks: the rows, skip locked; what another transaction holds is left to concurrency_keys/find_idle.sql.
 -- Returns: the queue of each admitted row.

@@ -1,9 +1,9 @@
 -- Find the parts of the concurrency limit $1 that have a wait queue. One page: up to $3 parts after the part $2; null:
 -- from the start, with the limit itself first.
--- Index: instances_in_limit_line, one step per part (chr(59) is the character after the ':' between name and part).
+-- Index: instances_limit_queue, one step per part (chr(59) is the character after the ':' between name and part).
 -- Locks: none.
 -- Returns: the limits that rows wait for, in the order of their keys.
-with recursive line(key, place) as (
+with recursive parts(key, place) as (
   select case when $2::text is null and exists (select from {schema}.instances i
                                                 where i.status = 'runnable' and i.hold = 'limit'
                                                   and i.hold_reason is null and i.concurrency_limit = $1
@@ -21,13 +21,13 @@ with recursive line(key, place) as (
   select (select i.concurrency_limit
           from {schema}.instances i
           where i.status = 'runnable' and i.hold = 'limit' and i.hold_reason is null
-            and i.concurrency_limit > greatest(l.key, $1 || ':') and i.concurrency_limit < $1 || chr(59)
+            and i.concurrency_limit > greatest(p.key, $1 || ':') and i.concurrency_limit < $1 || chr(59)
           order by i.concurrency_limit
-          limit 1), l.place + 1
-  from line l
-  where l.key is not null and l.place < $3::integer
+          limit 1), p.place + 1
+  from parts p
+  where p.key is not null and p.place < $3::integer
 )
-select l.key
-from line l
-where l.key is not null
-order by l.place
+select p.key
+from parts p
+where p.key is not null
+order by p.place

@@ -1,5 +1,5 @@
 -- List the limits as they are and as the code declares them, with how many rows execute and wait, all parts counted.
--- Index: instances_slot, instances_in_limit_line, instances_in_rate_line: the entries of each limit are counted.
+-- Index: instances_slot, instances_limit_queue, instances_rate_queue: the entries of each limit are counted.
 --   chr(59) is the character after the ':' between name and part.
 -- Locks: none.
 -- Returns: one row per limit. Executing rows of a rate limit are not counted: they have their tokens already.

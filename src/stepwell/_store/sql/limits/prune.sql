@@ -2,7 +2,7 @@
 -- are deleted too. One page: of the next $2 buckets after the key $1.
 -- Keeps: a bucket that is debited meanwhile is judged anew, and stays. Its next_at tells whether rows wait; the wait
 --   queue itself is read too, before the bucket is deleted.
--- Index: the primary key of buckets, no further than the page; limits by kind and name; instances_in_rate_line, one
+-- Index: the primary key of buckets, no further than the page; limits by kind and name; instances_rate_queue, one
 --   probe per full bucket. All pages together read all buckets: few are young, and the rest is deleted here.
 -- Locks: the deleted rows.
 -- Returns: the key to continue after; nothing after the last page.

@@ -2,7 +2,7 @@
 -- Keeps: only rows that are still runnable and not on hold. An executing row is its slot, so nothing has to be
 --   credited, however a claim ends. A missing bucket is full. Time that seems to run backwards (a transaction began
 --   earlier and waited) refills nothing.
--- Index: the primary key; instances_slot once per limit; instances_in_rate_line once per limit and queue. See
+-- Index: the primary key; instances_slot once per limit; instances_rate_queue once per limit and queue. See
 --   docs/internals/sql-plans.md.
 -- Locks: the rows, skip locked.
 -- Returns: 'row': a row, what it needs, and whether its concurrency key is busy; 'limit': a concurrency limit and its

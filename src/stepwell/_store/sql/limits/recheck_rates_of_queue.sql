@@ -1,6 +1,6 @@
 -- Make the wait queues of rate limits in which rows of queue $1 stand due now: the queue is claimed from again. One
 -- page: the next $3 buckets after the key $2.
--- Index: the primary key of buckets, no further than the page; instances_in_rate_line, one probe per bucket with a wait
+-- Index: the primary key of buckets, no further than the page; instances_rate_queue, one probe per bucket with a wait
 --   queue.
 -- Locks: the buckets, skip locked: the transaction that holds one is reading that wait queue, or takes its tokens.
 -- Returns: the key to continue after; nothing after the last page.
@@ -10,7 +10,7 @@ with looked as materialized (
   where b.key > $2
   order by b.key
   limit $3::integer
-), lines as materialized (
+), waited_for as materialized (
   select b.key
   from looked l
   join {schema}.buckets b on b.key = any (array[l.key])
@@ -23,7 +23,7 @@ with looked as materialized (
 ), hastened as (
   update {schema}.buckets b
   set next_at = {schema}.now()
-  from lines l
-  where b.key = any (array[l.key])
+  from waited_for w
+  where b.key = any (array[w.key])
 )
 select max(l.key) as last from looked l having count(*) >= $3::integer

@@ -11,7 +11,7 @@ with steady as materialized (
   from {schema}.workers me
   where me.id = $1 and me.beat_at > pg_catalog.now() - $2::interval / 2 and me.beat_at <= clock_timestamp()
     and me.steady_since <= pg_catalog.now() - $2::interval
-), buried as materialized (
+), ended as materialized (
   select w.id
   from {schema}.workers w
   where w.lease_until <= pg_catalog.now() and (w.lease_until = '-infinity' or exists (select from steady))
@@ -20,6 +20,6 @@ with steady as materialized (
   for no key update of w skip locked
 )
 delete from {schema}.workers w
-using buried b
-where w.id = b.id
+using ended e
+where w.id = e.id
 returning w.id
