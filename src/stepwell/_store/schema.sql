@@ -1265,7 +1265,8 @@ begin
   elsif octet_length(value::text) > most
     and jsonb_array_length(jsonb_path_query_array(value, 'strict $.**.type()')) > most
   then
-    return format('reply: has more than %s values, too many to be checked in SQL; complete it where its type is known', most);
+    return format('reply: has more than %s values, too many to be checked in SQL; complete it where its type is known',
+                  most);
   end if;
   judged := stepwell._schema_problem(root, root, value, most_work);
   return format('reply%s: ', judged.place) || judged.problem;
@@ -1799,7 +1800,8 @@ begin
       else 'is none that was issued for this interaction as it stands' end);
     when 'retired' then perform stepwell._refuse('SW022', 'token', format(
       'was signed with key %L, which is retired; issue a new one, under another key', signer));
-    when 'conflict' then perform stepwell._refuse('SW023', 'reply', 'the interaction was completed before, with another one');
+    when 'conflict' then
+      perform stepwell._refuse('SW023', 'reply', 'the interaction was completed before, with another one');
     when 'closed' then
       perform stepwell._refuse('SW024', 'interaction', format('is closed: %s', replace(judged.status, '_', ' ')));
     when 'late' then perform stepwell._refuse('SW025', 'interaction', 'its deadline has passed');

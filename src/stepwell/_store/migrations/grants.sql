@@ -4,7 +4,8 @@
 do $$
 declare
   found record;
-  public_functions constant text[] := array['start', 'start_many', 'signal', 'signal_many', 'cancel', 'try_cancel', 'complete'];
+  public_functions constant text[] :=
+    array['start', 'start_many', 'signal', 'signal_many', 'cancel', 'try_cancel', 'complete'];
   wanted text := nullif(current_setting('{schema}.client_role', true), '');
   before text;
 begin
