@@ -251,7 +251,10 @@ async def opened_one(side: BrokerSide, **changes: Any) -> AsyncIterator[Any]:
 
 
 class Provider:
-    """The external system: completes each interaction once, up to a number, then waits for the test."""
+    """The external system: completes each interaction once, up to a number, then waits for the test.
+
+    While it waits it does not read: a broker that stops would break that off, or hide what was just handed over.
+    """
 
     def __init__(self, side: BrokerSide, begins_after: int) -> None:
         self._side = side
@@ -270,6 +273,7 @@ class Provider:
     async def run(self, number: int) -> None:
         seen = 0
         while len(self._done) < number:
+            await self._allowed()
             envelopes = await self._side.received(seen + 1)
             for envelope in envelopes[seen:]:
                 await self._answer(envelope)
@@ -278,13 +282,16 @@ class Provider:
     async def _answer(self, envelope: Mapping[str, Any]) -> None:
         if envelope["interactionId"] in self._done:
             return
-        if len(self._done) >= self._first:
-            await self._gate.wait()
+        await self._allowed()
         asked = envelope["requestPayload"]
         await self._side.reply(envelope, asked.get("number", YES))
         async with self._changed:
             self._done.add(envelope["interactionId"])
             self._changed.notify_all()
+
+    async def _allowed(self) -> None:
+        if len(self._done) >= self._first:
+            await self._gate.wait()
 
 
 @asynccontextmanager
