@@ -159,6 +159,19 @@ async def test_a_client_has_its_result_or_its_error_within_half_a_lease(site: Si
     assert len({walk.id for walk in after}) == 5
 
 
+async def test_after_a_call_that_met_darkness_no_other_call_meets_it(site: Site) -> None:
+    async def ask() -> None:
+        await asyncio.gather(*(site.engine.insights.list() for _ in range(8)))
+
+    await ask()
+    assert site.proxy.forget() >= 4  # connections that lie idle in the pool
+
+    with pytest.raises(DatabaseUnavailable):
+        await site.engine.insights.list()
+
+    await ask()
+
+
 async def test_a_cancelled_call_does_not_wait_for_a_dark_connection(site: Site) -> None:
     await site.engine.start(Walk)
 
