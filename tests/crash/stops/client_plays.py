@@ -32,12 +32,17 @@ async def endings(h: Harness) -> Any:
 
 
 async def standing(h: Harness) -> Any:
-    """How everything stands, without waiting for its end."""
+    """How everything stands once no step runs, without waiting for its end."""
+    await eventually(lambda: nothing_runs(h))
     rows = await h.sql(
         "select i.machine, i.key, i.step, i.status, i.hold, count(*) from stepwell.instances i "
         "where i.machine <> 'StopProbe' group by 1, 2, 3, 4, 5 order by 1, 2, 3, 4, 5"
     )
     return [tuple(row) for row in rows]
+
+
+async def nothing_runs(h: Harness) -> bool:
+    return not await h.sql("select from stepwell.instances where status in ('runnable', 'executing') limit 1")
 
 
 async def started(h: Harness) -> Any:

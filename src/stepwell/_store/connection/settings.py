@@ -59,7 +59,8 @@ class Bounds:
 
     @classmethod
     def of_client(cls, lease: timedelta) -> Bounds:
-        return cls(answer=_within(lease.total_seconds() / 2, SHORTEST))
+        seconds = lease.total_seconds()
+        return cls(_within(seconds / 2, SHORTEST), _within(seconds, SHORTEST))
 
     @classmethod
     def of_worker(cls, lease: timedelta) -> Bounds:

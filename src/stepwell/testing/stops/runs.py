@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, ClassVar
 
+from stepwell._store.connection.sql_files import application
+from stepwell.config import SCHEMA
 from stepwell.context import Context
 from stepwell.machine import Machine, step
 from stepwell.outcomes import Done
@@ -30,7 +32,7 @@ MOST_SAID = 500
 
 # The session of a process that stands between parsing and running a statement is active.
 _HELD = """
-select pid, query, application_name from pg_stat_activity
+select pid, query, application_name, state = 'active' as is_stalled from pg_stat_activity
 where datname = current_database() and state_change < $1
   and (state like 'idle in transaction%' or state = 'active' and wait_event_type = 'Client')"""
 
@@ -61,8 +63,12 @@ class Play:
     @property
     def held(self) -> float:
         """Seconds after which locks of a stopped process are gone, except for those of authors' code."""
-        longest = LONGEST_HELD.total_seconds()  # for a client; a worker's are gone with its lease
-        return longest if self.act is not None else min(self.lease, longest)
+        return min(self.lease, LONGEST_HELD.total_seconds())
+
+    @property
+    def held_by_stalled_clients(self) -> float:
+        """The same, for a client's session within a statement: no other process knows the client's lease."""
+        return LONGEST_HELD.total_seconds() + float(self.options["reap"].total_seconds())
 
     @property
     def held_by_authors(self) -> float:
@@ -236,8 +242,11 @@ class _Stage:
 
     def _may_hold(self, row: Any) -> float:
         """Seconds for which that session may hold its locks."""
-        is_of_a_step = OF_A_STEP.fullmatch(row["application_name"])
-        return self._play.held_by_authors if is_of_a_step else self._play.held
+        if OF_A_STEP.fullmatch(row["application_name"]):
+            return self._play.held_by_authors
+        if row["is_stalled"] and row["application_name"] == application(SCHEMA):
+            return self._play.held_by_stalled_clients
+        return self._play.held
 
     async def _held(self, before: datetime) -> list[Any]:
         return await self._h.sql(_HELD, before)
