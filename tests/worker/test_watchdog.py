@@ -17,6 +17,7 @@ from stepwell._store.connection.pool import WORKER, Database
 from stepwell._worker.upkeep.vacuum_watch import Watchdog
 from stepwell.testing import Harness
 from tests.conftest import MakeHarness
+from tests.support.waiting import eventually
 
 
 class Impatient(Watchdog):
@@ -57,6 +58,26 @@ async def test_a_transaction_that_holds_back_vacuum_is_named_once(
     assert "(monthly report, idle in transaction, since " in warning
     assert "end that transaction" in warning
     await holder.close()
+
+
+async def test_a_running_worker_looks_for_held_vacuum_by_itself(
+    make_harness: MakeHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watchdog, "LONGER_THAN", timedelta(0))
+    monkeypatch.setattr(Watchdog, "LOOK_EVERY", 0.0)
+    h = await make_harness([Order], reap=timedelta(seconds=0.1))
+    holder = await asyncpg.connect(h.url)
+
+    async with h.engine.worker(), holder.transaction(isolation="repeatable_read"):
+        await holder.fetchval("select count(*) from stepwell.instances")
+        await eventually(lambda: has_warned(holder, caplog))
+
+    assert len(warnings_of(holder, caplog)) == 1
+    await holder.close()
+
+
+async def has_warned(holder: asyncpg.Connection, caplog: pytest.LogCaptureFixture) -> bool:
+    return bool(warnings_of(holder, caplog))
 
 
 async def test_only_one_live_worker_warns_of_a_held_vacuum(

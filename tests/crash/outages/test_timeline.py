@@ -17,8 +17,10 @@ import pytest
 from stepwell import Context, DatabaseError, Done, Engine, Machine, Next, Outcome, Spawn, step
 from stepwell._core.store_errors import Outage
 from stepwell._process import probes
+from stepwell._store.connection.pool import WORKER, Database
 from stepwell._store.connection.settings import Bounds, EngineConnection
 from stepwell._store.connection.timeline import IN_RECOVERY, Timelines
+from stepwell._store.migrate import current_stamp
 from stepwell.testing import Harness, armed
 from tests.chaos.proxy import Proxies
 from tests.chaos.replicas import PATIENCE, Layout, Replicas
@@ -204,6 +206,31 @@ async def test_a_connection_to_a_standby_is_not_used_and_no_new_timeline() -> No
         timelines.meet(IN_RECOVERY)
 
     assert (timelines.current, timelines.era) == ("00000001", 0)
+
+
+async def test_an_idle_connection_of_an_earlier_timeline_is_not_used(h: Harness) -> None:
+    async with Database(h.url, session=WORKER, timelines=Timelines()) as database:
+        assert database.timelines is not None
+        await current_stamp(database)
+
+        database.timelines.turn("00000009")  # the heartbeat has met the new primary; this server still answers
+
+        with pytest.raises(Outage, match="on a timeline that the server has left"):
+            await current_stamp(database)
+
+
+async def test_a_statement_that_waits_while_the_timeline_changes_is_not_sent(h: Harness) -> None:
+    async with Database(h.url, session=WORKER, most=1, timelines=Timelines()) as database:
+        assert database.timelines is not None
+        async with database.transaction():
+            waiting = asyncio.create_task(current_stamp(database))
+            await asyncio.sleep(0)  # it waits for the only connection now
+            before = database.timelines.current
+            database.timelines.turn("00000009")
+            database.timelines.turn(before or "")  # only the era tells them apart
+
+        with pytest.raises(Outage, match="on another timeline since this statement was asked for"):
+            await waiting
 
 
 @pytest.fixture
