@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, thread
+from contextlib import suppress
 from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Lock, Semaphore, Thread
@@ -82,7 +83,8 @@ def forget_pools_at_exit() -> None:
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        register(_forget_pools)
+        with suppress(RuntimeError):  # the interpreter ends already, and waits for them
+            register(_forget_pools)
 
 
 def _forget_pools() -> None:
