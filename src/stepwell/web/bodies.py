@@ -18,6 +18,7 @@ _UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"required field `(.*)`", re.DOTALL)
 _AT = re.compile(r" - at `\$\.(.*)`", re.DOTALL)
 _JSON = re.compile(r"application/(?:json|[^\s;/]+\+json)", re.IGNORECASE)
+LONGEST_NAME = 200  # characters of an unknown name that a refusal repeats
 
 
 class CompletionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -98,7 +99,8 @@ def _check_names(body: bytes, found: CompletionBody) -> None:
 
 def _refuse(problem: str) -> NoReturn:
     if unknown := _UNKNOWN.search(problem):
-        raise _malformed(f"{unknown[1]}: is unknown (known: {_NAMES})", unknown[1])
+        name = unknown[1][:LONGEST_NAME]
+        raise _malformed(f"{name}: is unknown (known: {_NAMES})", name)
     if missing := _MISSING.search(problem):
         raise _malformed(f"{missing[1]}: is missing", missing[1])
     if at := _AT.search(problem):

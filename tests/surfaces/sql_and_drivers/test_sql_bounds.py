@@ -174,6 +174,15 @@ async def test_a_batch_has_bounded_bytes(bounded: Harness, sql: asyncpg.Connecti
     assert await refused(sql, query, good, sql_functions.LARGEST_ARRAY) == ("SW001", "other")
 
 
+@pytest.mark.parametrize("door", ["start_many", "signal_many"])
+async def test_a_refusal_repeats_little_of_an_unknown_name(sql: asyncpg.Connection, door: str) -> None:
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await sql.fetch(f"select stepwell.{door}($1)", json.dumps([{"x" * 1_000_000: 1}]))
+
+    assert (caught.value.sqlstate, caught.value.column_name) == ("SW001", "x" * 200)
+    assert len(str(caught.value)) < 1_000
+
+
 @pytest.mark.parametrize("door", BATCHES)
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_a_batch_is_not_read_beyond_its_first_problem(

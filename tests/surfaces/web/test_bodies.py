@@ -121,6 +121,7 @@ async def test_a_body_of_the_maximum_size_is_read() -> None:
         (b"{}", "responsePayload", "is missing"),
         (b'{"responsePayload": 1, "replyPayload": 2}', "replyPayload", "is unknown (known: interactionId, "),
         (b'{"responsePayload": 1, "a`b": 2}', "a`b", "is unknown"),
+        (b'{"responsePayload": 1, "%s": 2}' % (b"x" * 900), "x" * 200, "x: is unknown"),
         (b'{"responsePayload": 1, "actor": 5}', "actor", "Expected `str | null`, got `int`"),
         (b'{"responsePayload": 1, "interactionId": ["x"]}', "interactionId", "Expected"),
         (b'{"responsePayload": 1, "responsePayload": 2}', None, "one of its names twice"),

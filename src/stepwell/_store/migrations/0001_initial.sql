@@ -702,7 +702,7 @@ begin
   elsif bad.type <> 'object' then
     perform {schema}._refuse('SW001', bad.entry, format('expected an object, got %s', bad.type));
   elsif not fields ? bad.key then
-    perform {schema}._refuse('SW001', bad.key, format(
+    perform {schema}._refuse('SW001', left(bad.key, 200), format(
       'is unknown (known: %s) (in %s)', (select string_agg(f, ', ' order by f) from jsonb_object_keys(fields) f),
       bad.entry));
   elsif fields ->> bad.key = bad.got then
