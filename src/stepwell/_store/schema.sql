@@ -1382,6 +1382,11 @@ begin
                                                    or schema @> '{"format": "decimal"}')) then
       problem := format('expected %s, got %s', replace(btrim(allowed::text, '[]"'), '", "', ' or '), kind);
       return;
+    elsif kind = 'number' and allowed ? 'number' and not allowed ? 'integer'
+      and abs(value::numeric) >= 1.7976931348623158e308
+    then
+      problem := 'is beyond every float';
+      return;
     end if;
   end if;
 

@@ -79,7 +79,8 @@ class Paid(pydantic.BaseModel):
 KINDS = [msgspec.defstruct(f"Kind{n}", [("number", int)], tag=f"k{n}", tag_field="kind") for n in range(8)]
 TYPES: dict[str, Any] = {
     **{how: kind for how, (kind, _, _) in TYPED.items()},
-    "optional number": int | None, "texts": list[str], "numbers": dict[str, int], "loose list": list, "loose": dict,
+    "optional number": int | None, "texts": list[str], "numbers": dict[str, int], "ratios": list[float],
+    "loose list": list, "loose": dict,
     "part": Part, "limits": Short, "null": type(None), "number or flag": float | bool, "ones": Literal[1, 2, "x"],
     "deep": dict[str, list[tuple[int, Score | None]]], "colours": list[Colour], "team": Team, "points": list[Point],
     "choice of many": Approved | Declined | None, "moment": Moment, "day": date, "id": UUID, "money": Decimal,
@@ -93,6 +94,9 @@ EXAMPLES: list[tuple[str, Any]] = [
         "2026-01-01T12:00:00Z", "2026-01-01 12:00:00+02:00", "2026-01-01T12:00:00.123456-05:00", "2026-13-01T12:00:00Z",
         "now", "2026-01-01", 17, None,
     )),
+    *(("ratios", [number]) for number in (10**308, -10**308, 10**309, -10**309, 10**900, 1.7976931348623157e308)),
+    ("number or flag", 10**309), ("numbers", {"x": 10**900}), ("money", 10**309), ("loose list", [10**309]),
+    ("limits", {"code": "ab", "count": 1, "ratio": -10**309}),
     ("day", "2026-02-28"), ("day", "2026-02-30"), ("day", "today"), ("day", "1.2.2026"), ("day", 20260101),
     ("id", "8f14e45f-ceea-467f-a0e0-0123456789ab"), ("id", "8f14e45f"), ("id", 5),
     ("limits", {"code": "ab", "count": 1}), ("limits", {"code": "a", "count": 1}),
