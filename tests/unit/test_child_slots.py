@@ -12,6 +12,7 @@ from stepwell._core.commit import Commit
 from stepwell._core.instance import Claim
 from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
+from stepwell._store.connection import notifications
 from stepwell._worker.commit_queue import MOST_UNCOMMITTED
 from stepwell._worker.committing.child_slots import ChildSlots
 from stepwell._worker.queue_slots import AllQueueSlots, QueueSlots
@@ -38,7 +39,7 @@ class OneQueue:
         wakeups = Wakeups()
         wakeups.children_claimed, wakeups.work_available = self._take, self._wake
         commit_queue: Any = SimpleNamespace(waiting=MOST_UNCOMMITTED if is_over_budget else 0)
-        notifier: Any = SimpleNamespace(notify_idle=self._leave)
+        notifier: Any = SimpleNamespace(publish=self._leave)
         self.child_slots = ChildSlots(
             all_queue_slots=all_queue_slots, lease=lease, labels=["order@1"], commit_queue=commit_queue,
             notifier=notifier, wakeups=wakeups,
@@ -49,7 +50,8 @@ class OneQueue:
         assert queue_slots is self.queue_slots
         self.taken += inserted_claimed
 
-    def _leave(self) -> None:
+    def _leave(self, channel: str) -> None:
+        assert channel == notifications.IDLE
         self.left += 1
 
     def _wake(self) -> None:

@@ -20,7 +20,7 @@ class Broken(Service):
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(name)
         self.ticks = 0
-        self._longest_backoff = 0.001
+        self._backoff.longest = 0.001
         self._error = error
 
     async def tick(self) -> float | None:

@@ -14,6 +14,7 @@ from stepwell._core.store_errors import Conflict
 from stepwell._core.validation import check_target, check_text, tenant_of
 from stepwell._notify.notifier import Notifier
 from stepwell._store import instances, operators
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.connection.retry import retried
 from stepwell._store.drivers import borrow, sql_functions
@@ -72,7 +73,7 @@ class ControlOperations:
         for id_, fence in ended.executing:
             self._notifier.notify_revoked(id_, fence)
         for id_ in ended.watched:
-            self._notifier.notify_settled(id_)
+            self._notifier.publish(notifications.SETTLED, str(id_))
         for queue in set(ended.queues):
             self._notifier.notify_work(queue)
 
@@ -93,7 +94,7 @@ class ControlOperations:
             self._notifier.notify_work(queue)
         for transport in woken.transports:
             self._notifier.notify_dispatch(transport)
-        self._notifier.notify_due()  # an instance that awaits again may have a deadline
+        self._notifier.publish(notifications.DUE)  # an instance that awaits again may have a deadline
         return True
 
     async def restart(

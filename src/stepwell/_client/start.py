@@ -15,6 +15,7 @@ from stepwell._core.store_errors import Contention
 from stepwell._hooks.emitter import Emitter
 from stepwell._notify.notifier import Notifier
 from stepwell._store import instances, limits
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.connection.retry import MOST_TRIES, retried
 from stepwell._store.drivers import borrow, sql_functions
@@ -111,7 +112,7 @@ class StartOperations:
         counts = Counter(row.queue for row in started if not row.later)
         took = [self._notifier.notify_work(queue, count) for queue, count in counts.items()]
         if any(row.later for row in started):
-            self._notifier.notify_due()
+            self._notifier.publish(notifications.DUE)
         return any(took)
 
     async def _insert_singles(self, singles: list[tuple[NewInstance, bool]]) -> list[int]:

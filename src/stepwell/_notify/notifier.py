@@ -83,10 +83,10 @@ class Notifier:
         """Notify other processes of claimable rows of a queue."""
         self._sender.send(notifications.WORK, queue)
 
-    def notify_due(self) -> None:
-        """A row becomes due later: let every worker read the next due time again."""
-        self._deliver(notifications.DUE, "")
-        self._sender.send(notifications.DUE, "")
+    def publish(self, channel: str, payload: str = "") -> None:
+        """Notify this process and the others."""
+        self._deliver(channel, payload)
+        self._sender.send(channel, payload)
 
     def notify_dispatch(self, transport: str) -> None:
         """An interaction is to be sent. Other processes are notified unless a worker of this process sends it."""
@@ -100,25 +100,10 @@ class Notifier:
         self._senders.append(take)
         return lambda: self._senders.remove(take)
 
-    def notify_queues(self) -> None:
-        """A queue was paused or resumed: let every worker read the pauses again."""
-        self._deliver(notifications.QUEUES, "")
-        self._sender.send(notifications.QUEUES, "")
-
-    def notify_idle(self) -> None:
-        """There is work for a reaper: wake every one."""
-        self._deliver(notifications.IDLE, "")
-        self._sender.send(notifications.IDLE, "")
-
     def notify_revoked(self, instance_id: int, fence: int) -> None:
         """An executing instance was taken from its worker: a step with an older fence must stop."""
         self._deliver(notifications.REVOKED_HERE, f"{instance_id} {fence}")
         self._sender.send(notifications.REVOKED, f"{instance_id} {fence}")
-
-    def notify_settled(self, instance_id: int) -> None:
-        """A watched instance has ended or parked."""
-        self._deliver(notifications.SETTLED, str(instance_id))
-        self._sender.send(notifications.SETTLED, str(instance_id))
 
     def _deliver(self, channel: str, payload: str) -> None:
         for hear in tuple(self._subscribers.get(channel, ())):
@@ -138,7 +123,7 @@ class _Sender(Service):
         self.wake()
 
     async def tick(self) -> float | None:
-        if self._pending or self._is_failing:  # after a failure also an empty batch, as a probe
+        if self._pending or self._backoff.is_failing:  # after a failure also an empty batch, as a probe
             batch, self._pending = list(self._pending), {}
             await notifications.send(self._database, batch)  # lost in an outage: a hint, and polling is the floor
             await asyncio.sleep(SPACING)

@@ -21,6 +21,26 @@ STOP_GRACE = 2.0
 CALM = 1.0
 
 
+class Backoff:
+    """The pause after an error: twice as long each time, with jitter, until it is reset."""
+
+    def __init__(self) -> None:
+        self.longest = LONGEST_BACKOFF
+        self.is_failing = False  # the last tick failed because of the database
+        self._pause = FIRST_BACKOFF
+
+    def next(self) -> float:
+        """Seconds to wait now."""
+        pause = self._pause
+        self._pause = min(self._pause * 2, self.longest)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+
+    def reset(self) -> None:
+        """The work succeeds again."""
+        self._pause = FIRST_BACKOFF
+        self.is_failing = False
+
+
 class Service(ABC):
     """A loop that ticks until it is stopped. Errors never end it: it logs them and backs off with jitter."""
 
@@ -28,7 +48,6 @@ class Service(ABC):
         self.name = name
         self.outages = Outages()  # its own, unless the owner shares one between services
         self._party: object = self  # its identity in `outages`
-        self._is_failing = False  # its last tick failed because of the database
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._is_cutting = False  # stop() itself cancels the task
@@ -37,8 +56,7 @@ class Service(ABC):
         self.woken = False
         self._until = float("inf")  # when to tick next; `wake_within` lowers it, also during a tick
         self._stirred = asyncio.Event()
-        self._backoff = FIRST_BACKOFF
-        self._longest_backoff = LONGEST_BACKOFF
+        self._backoff = Backoff()
 
     @abstractmethod
     async def tick(self) -> float | None:
@@ -113,24 +131,21 @@ class Service(ABC):
             log.debug("%s: %s", self.name, error)
             return random.uniform(0, CONTENTION_BACKOFF)  # noqa: S311 - jitter, not a secret
         except Outage as error:
-            self._is_failing = True
+            self._backoff.is_failing = True
             self.outages.failed(self._party, self.name, error)
             return self._back_off()
         except Exception as error:  # noqa: BLE001 - the outages log it, with its traceback
             self.outages.unexpected(self.name, error)
             return self._back_off()
-        if self._is_failing:
-            self._is_failing = False
+        if self._backoff.is_failing:
             self.outages.works(self._party)
-        self._backoff = FIRST_BACKOFF
+        self._backoff.reset()
         return pause
 
     def _back_off(self) -> float:
-        pause = self._backoff
-        self._backoff = min(self._backoff * 2, self._longest_backoff)
         self.woken = False  # neither a wake nor a due time shortens a backoff
         self._until = float("inf")
-        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        return self._backoff.next()
 
     async def _rest(self, pause: float | None) -> None:
         loop = asyncio.get_running_loop()

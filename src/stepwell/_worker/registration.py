@@ -10,6 +10,7 @@ from stepwell._core.store_errors import StoreFault
 from stepwell._lease.lease import Lease
 from stepwell._notify.notifier import Notifier
 from stepwell._store import instances, limits
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.connection.retry import retried
 from stepwell._store.registrations import machines, queues
@@ -62,7 +63,7 @@ class Registration:
             else:
                 log.info("worker: queue %r is %s", queue.queue, how)
         if declared:
-            self._notifier.notify_queues()
+            self._notifier.publish(notifications.QUEUES)
 
     async def enter(self) -> None:
         """Take a lease under a new worker id, and end the leases of dead workers of this host."""

@@ -16,6 +16,7 @@ from stepwell._process.daemon_threads import forget_pools_at_exit
 from stepwell._process.service import STOP_GRACE, calm, together
 from stepwell._process.stats import Stats
 from stepwell._process.threads import Around
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._worker.build import Given, Graph, build, subscribe
 from stepwell._worker.queue_slots import AllQueueSlots
@@ -157,7 +158,7 @@ class Worker:
     async def _leave(self) -> None:
         is_orderly = self.retirement.is_orderly and not self._state.is_cut_off
         if await self._graph.registration.leave(is_orderly=is_orderly) and self.left_behind:
-            self._notifier.notify_idle()
+            self._notifier.publish(notifications.IDLE)
 
     def _cut(self) -> None:
         """End all services, since the stop was cancelled, without waiting; the reaper returns the claims."""

@@ -9,6 +9,7 @@ from stepwell._client.call_timeout import Calls, Timeout
 from stepwell._core.validation import check_text
 from stepwell._notify.notifier import Notifier
 from stepwell._store import limits
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.limits import LimitRow
 from stepwell.errors import InvalidInput, UnknownLimit
@@ -71,7 +72,7 @@ class LimitOperations:
     def _notify_changed(self, queues: builtins.set[str]) -> None:
         for queue in queues:
             self._notifier.notify_work(queue)
-        self._notifier.notify_due()  # the timers serve the wait queues of rate limits
+        self._notifier.publish(notifications.DUE)  # the timers serve the wait queues of rate limits
 
     async def _find(self, name: str, kind: LimitKind | None, *, is_rate: bool = False) -> LimitRow:
         if kind not in (None, "concurrency", "rate"):

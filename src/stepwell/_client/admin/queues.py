@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from stepwell._client.call_timeout import Calls, Timeout
 from stepwell._core.validation import check_queue, check_text
 from stepwell._notify.notifier import Notifier
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.registrations import queues
 from stepwell._store.registrations.queues import MOST_COUNTED, Queue
@@ -43,14 +44,14 @@ class Queues:
         if name not in known:
             raise InvalidInput("queue", f"no queue is called {name!r}{_hint(name, known)}")
         was_running = await queues.pause(self._database, name, reason_text, operator)
-        self._notifier.notify_queues()
+        self._notifier.publish(notifications.QUEUES)
         return was_running
 
     async def resume(self, queue: str, *, timeout: Timeout | None = None) -> bool:
         """Claim from a paused queue again, at once; returns whether it was paused."""
         resuming = queues.resume(self._database, check_queue(queue))
         was_paused = await self._calls.within("queues.resume", timeout, resuming)
-        self._notifier.notify_queues()
+        self._notifier.publish(notifications.QUEUES)
         return was_paused
 
     async def list(self, *, timeout: Timeout | None = None) -> builtins.list[Queue]:

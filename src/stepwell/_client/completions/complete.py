@@ -21,6 +21,7 @@ from stepwell._core.store_errors import Contention, Outage, Refusal
 from stepwell._notify.notifier import Notifier
 from stepwell._process import probes
 from stepwell._store.await_units import Settled
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.connection.retry import retried
 from stepwell._store.operations.complete import CompletePaths, Given, complete
@@ -79,7 +80,7 @@ class CompleteOperations:
         for transport in settled.transports:
             self._notifier.notify_dispatch(transport)
         if settled.next_deadline is not None:
-            self._notifier.notify_due()
+            self._notifier.publish(notifications.DUE)
 
     async def _complete(self, calls: list[Call]) -> Sequence[Result]:
         """Accept a group of completions; returns results in the order of the calls. The lookup of one group overlaps

@@ -9,6 +9,7 @@ from stepwell._core.commit import Commit
 from stepwell._core.status import Hold, Status
 from stepwell._hooks.emitter import Emitter
 from stepwell._notify.notifier import Notifier
+from stepwell._store.connection import notifications
 from stepwell._store.operations.commit_result import CommitResult
 from stepwell._worker.wakeups import Wakeups
 
@@ -25,7 +26,7 @@ class Announcer:
         """Publish what the reply to a batch of these commits says."""
         wakes = Counter(result.freed_queues)
         if result.has_later_children:
-            self._notifier.notify_due()
+            self._notifier.publish(notifications.DUE)
         by_id = {commit.claim.id: commit for commit in commits}
         for row in result.committed:
             if row.status is Status.EXECUTING:  # it continues here, and nothing waits for that
@@ -38,7 +39,7 @@ class Announcer:
             elif commit.patience is not None:
                 self._wakeups.due_in(commit.patience.total_seconds() - result.took)
             if row.watched and row.status.is_settled:
-                self._notifier.notify_settled(row.id)
+                self._notifier.publish(notifications.SETTLED, str(row.id))
         for queue, count in wakes.items():
             self._notifier.notify_work(queue, count)
         for transport in set(result.transports):
@@ -67,7 +68,7 @@ class Announcer:
         for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
             self._notifier.notify_work(queue)
         if commit.status.is_settled:
-            self._notifier.notify_settled(commit.claim.id)
+            self._notifier.publish(notifications.SETTLED, str(commit.claim.id))
         self._emitter.applied(commit)
 
     def stale(self, commit: Commit) -> None:

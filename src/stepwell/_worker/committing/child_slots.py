@@ -10,6 +10,7 @@ from stepwell._core.reservation import Reservation
 from stepwell._core.start_request import NewInstance
 from stepwell._lease.lease import Lease
 from stepwell._notify.notifier import Notifier
+from stepwell._store.connection import notifications
 from stepwell._worker.commit_queue import MOST_UNCOMMITTED, CommitQueue
 from stepwell._worker.queue_slots import AllQueueSlots
 from stepwell._worker.wakeups import Wakeups
@@ -69,6 +70,6 @@ class ChildSlots:
         if inserted_claimed and reserved.worker_id == self._lease.current:
             self._wakeups.children_claimed(queue_slots, inserted_claimed)
         elif inserted_claimed:
-            self._notifier.notify_idle()  # the lease has ended: the reaper returns them
+            self._notifier.publish(notifications.IDLE)  # the lease has ended: the reaper returns them
         if queue_slots.backlog.ready and len(inserted_claimed) < reserved.slots:
             self._wakeups.work_available()  # a notification that came meanwhile may have found no slot

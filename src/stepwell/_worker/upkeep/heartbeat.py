@@ -199,7 +199,7 @@ class Beats(Service):
         self._next_beat = time.monotonic() + every.total_seconds()
         self._warned = False
         # After an outage each worker has one lease to return (find_lost.sql): one that rests longer would be reaped.
-        self._longest_backoff = min(self._longest_backoff, every.total_seconds())
+        self._backoff.longest = min(self._backoff.longest, every.total_seconds())
 
     def start(self, after: float | None = 0.0) -> None:
         self._next_beat = time.monotonic() + self._every.total_seconds()

@@ -17,6 +17,7 @@ from stepwell._process import probes
 from stepwell._process.service import Service, all_of
 from stepwell._process.stats import Stats
 from stepwell._store import concurrency_keys, instances
+from stepwell._store.connection import notifications
 from stepwell._store.connection.pool import Database
 from stepwell._store.connection.retry import by_halves
 from stepwell._store.connection.settings import LONGEST, Bounds
@@ -128,7 +129,7 @@ class Reaper(Service):
             if row.status is Status.FAILED:
                 log.error("reaper: #%d failed: its step ended %d workers in a row", row.id, self._max_crashes)
             if row.watched and row.status.is_settled:
-                self._notifier.notify_settled(row.id)
+                self._notifier.publish(notifications.SETTLED, str(row.id))
         self._wake([*freed, *(row.queue for row in reaped if row.status is Status.RUNNABLE)])
         self._emitter.reaped(reaped)
 
