@@ -41,8 +41,8 @@ class StepCalls:
 
     async def decide(self, active: ActiveClaim, run: Run) -> Commit | None:
         """The commit of a step that is not ordinary; None if its own transaction has committed it."""
-        if run.ended is not None:
-            return run.failure(run.ended)
+        if run.received.ended is not None:
+            return run.failure(run.received.ended)
         if run.obstacle is not None:  # there is no state, or no reply, to run the step with
             return await self.handled(active, run, run.obstacle)
         return await self._transact(active, run)

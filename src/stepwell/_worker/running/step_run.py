@@ -48,6 +48,20 @@ class Surroundings(msgspec.Struct, frozen=True):
     keep_thread: Callable[[], RunThread] | None = None
 
 
+class Received(msgspec.Struct, frozen=True):
+    """What a step receives beside its state."""
+
+    inbox: tuple[Signal, ...] = ()
+    awaited: tuple[Signal, ...] = ()
+    children: tuple[Child, ...] = ()
+    replies: tuple[Reply, ...] = ()
+    wrong_reply: InvalidInput | None = None  # why a reply that came in by SQL is none of its type
+    ended: AwaitTimeout | ItemFailed | None = None  # what it asked has ended so that the instance is to fail
+
+
+NOTHING = Received()
+
+
 class Run(msgspec.Struct, frozen=True):
     """The definition that runs a claim, its step, and the stored state."""
 
@@ -58,27 +72,24 @@ class Run(msgspec.Struct, frozen=True):
     state: Any  # what the step is handed: `loaded`, decoded
     mark: bytes | None  # of that state, to tell whether the step has changed it
     is_foreign: bool  # the row has something else: an older version's state, or a misfit
-    inbox: tuple[Signal, ...]
-    awaited: tuple[Signal, ...]
-    children: tuple[Child, ...]
     surroundings: Surroundings
+    received: Received = NOTHING
     was_unchecked: bool = False
     misfit: InvalidInput | None = None  # why a state that came in by SQL is none; `handle` sees it as it came
-    replies: tuple[Reply, ...] = ()
-    wrong_reply: InvalidInput | None = None  # why a reply that came in by SQL is none of its type
-    ended: AwaitTimeout | ItemFailed | None = None  # what it asked has ended so that the instance is to fail
 
     @property
     def is_ordinary(self) -> bool:
         """Whether its step is to run, with its commit by the committer."""
+        received = self.received
         return (
-            self.ended is None and self.misfit is None and self.wrong_reply is None and not self.step.transactional
-        )
+            received.ended is None and received.wrong_reply is None and self.misfit is None
+            and not self.step.transactional
+        )  # fmt: skip
 
     @property
     def obstacle(self) -> InvalidInput | None:
         """Why the step can not run; it goes to `handle`."""
-        return self.misfit or self.wrong_reply
+        return self.misfit or self.received.wrong_reply
 
     def context(self, connection: Any = None, *, in_handle: bool = False) -> Context[Any]:
         """What the step receives; once, as it may change the state. `handle` receives the state as it was loaded."""
@@ -91,10 +102,11 @@ class Run(msgspec.Struct, frozen=True):
             resources=self.surroundings.resources, _connection=connection, _in_handle=in_handle,
             _keep_thread=self.surroundings.keep_thread,
         )  # fmt: skip
-        if not (self.inbox or self.children or claim.unit_id is not None):
+        received = self.received
+        if received is NOTHING and claim.unit_id is None:
             return ctx
         return replace(
-            ctx, inbox=self.inbox, awaited=self.awaited, children=self.children, replies=self.replies,
+            ctx, inbox=received.inbox, awaited=received.awaited, children=received.children, replies=received.replies,
             _outputs=self._outputs,
         )  # fmt: skip
 
@@ -105,10 +117,11 @@ class Run(msgspec.Struct, frozen=True):
 
     def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
         """The commit of an outcome; `error` is what `handle` saw. What an Ask.each asks was asked before."""
+        awaited = self.received.awaited
         commit = transition(
             outcome, claim=self.claim, definition=self.definition, state=ctx.state, mark=self.mark,
             max_payload=self.surroundings.max_payload, error=error,
-            awaited=tuple([signal.id for signal in self.awaited]) if self.awaited else (),
+            awaited=tuple([signal.id for signal in awaited]) if awaited else (),
             registry=self.surroundings.registry, keeps_state=self.misfit is not None,
         )  # fmt: skip
         return replace(commit, was_unchecked=True) if self.was_unchecked else commit
@@ -158,12 +171,11 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
         mark: bytes | None = loaded.encode()  # nobody has changed it since it was written so
     else:
         mark = None if is_foreign or definition.is_job else definition.state.mark(state)
-    awaited = tuple([signal for signal in read.inbox if signal.name in claim.awaits]) if read.inbox else ()
+    received = _received(claim, read) if read.inbox or read.children else NOTHING
     run = Run(
-        claim, definition, step, loaded, state, mark, is_foreign, read.inbox, awaited, read.children, surroundings,
-        read.unchecked, misfit,
-    )  # fmt: skip
-    return run if read.unit is None else _answered(run, read.unit)
+        claim, definition, step, loaded, state, mark, is_foreign, surroundings, received, read.unchecked, misfit
+    )
+    return run if read.unit is None else replace(run, received=_with_replies(run, read.unit))
 
 
 def check_shape(run: Run, asked: tuple[str, str] | None) -> None:
@@ -180,16 +192,22 @@ def _of_another_shape(claim: Claim, definition: Definition, asked: str | None) -
             "another, or restart the run from its beginning")
 
 
-def _answered(run: Run, unit: StoredAwaitUnit) -> Run:
-    """The run with the replies of the unit that it goes on by, as its type reads them."""
+def _received(claim: Claim, read: Read) -> Received:
+    awaited = tuple([signal for signal in read.inbox if signal.name in claim.awaits])
+    return Received(read.inbox, awaited, read.children)
+
+
+def _with_replies(run: Run, unit: StoredAwaitUnit) -> Received:
+    """What the run receives, with the replies of the unit that it waited for, as its type reads them."""
+    received = run.received
     if unit.status == "timed_out" and unit.on_timeout == "fail":
         late = next((reply.id for reply in unit.replies if reply.status is InteractionStatus.TIMED_OUT), "")
-        return replace(run, ended=AwaitTimeout(run.definition.name, unit.step, late))
+        return replace(received, ended=AwaitTimeout(run.definition.name, unit.step, late))
     if unit.is_streamed:
         if unit.status == "completed":
-            return run
+            return received
         why = next((reply.error for reply in unit.replies if reply.error is not None), None)
-        return replace(run, ended=ItemFailed(run.definition.name, unit.step, run.claim.id, why))
+        return replace(received, ended=ItemFailed(run.definition.name, unit.step, run.claim.id, why))
     kind = find_type(unit.reference, type(run.definition.owner.object).__module__)
     if kind is None:
         raise Unfit(f"the type of its replies, {unit.reference}, is not in this process; import it beside the machine")
@@ -205,7 +223,7 @@ def _answered(run: Run, unit: StoredAwaitUnit) -> Run:
         replies.append(
             Reply(stored.status, stored.id, value, stored.actor, stored.finished_at, index, stored.error)
         )
-    return replace(run, replies=tuple(replies), wrong_reply=wrong)
+    return replace(received, replies=tuple(replies), wrong_reply=wrong)
 
 
 def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:
