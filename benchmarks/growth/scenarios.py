@@ -12,7 +12,7 @@ import asyncpg
 from benchmarks.growth.fills import Kind, fill
 from benchmarks.growth.site import BATCH, LABELS, MACHINE, QUEUE, STEP, Site
 from stepwell import Context, Done, Engine, Machine, step
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Park
 from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
 from stepwell._store.operations.claim import ClaimRequest, claim_full
@@ -112,8 +112,9 @@ async def spawn(site: Site, parents: int, children: int) -> None:
     )
     for claim in claimed.claims:
         spawned = Commit(
-            claim=claim, status=Status.AWAITING_CHILDREN, step=STEP, version=1, attempt=0, children=(child,) * children
-        )
+            claim=claim, status=Status.AWAITING_CHILDREN, step=STEP, version=1, attempt=0,
+            park=Park(children=(child,) * children),
+        )  # fmt: skip
         await commit(site.database, [spawned], CommitPaths())
 
 

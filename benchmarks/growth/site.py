@@ -10,7 +10,7 @@ from datetime import timedelta
 import asyncpg
 
 from benchmarks.growth.meter import Cost, Meter
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Values
 from stepwell._core.instance import Claim
 from stepwell._core.status import Status
 from stepwell._store.connection.pool import WORKER, Database
@@ -112,15 +112,16 @@ class Site:
 
 def done(claim: Claim) -> Commit:
     return Commit(
-        claim=claim, status=Status.DONE, step=claim.step, version=claim.version, attempt=claim.attempt, result="{}"
-    )
+        claim=claim, status=Status.DONE, step=claim.step, version=claim.version, attempt=claim.attempt,
+        values=Values(result="{}"),
+    )  # fmt: skip
 
 
 def next_commit(claim: Claim, left: int) -> Commit:
     """To the same step once more, on the same claim, with a new state."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=0, goes_on=True,
-        state=f'{{"left": {left}}}',
+        values=Values(state=f'{{"left": {left}}}'),
     )  # fmt: skip
 
 

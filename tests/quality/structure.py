@@ -27,7 +27,7 @@ FOLDER_EXCEPTIONS = {
     "contrib/django/migrations": "one file per migration",
     ".": "the public modules, one noun each; underscore packages are beside them",
 }
-CLASS_EXCEPTIONS = {  # public façades
+CLASS_EXCEPTIONS = {  # public façades, and rows of statements
     **dict.fromkeys(("Engine", "SyncEngine"), "what a program calls: one method per operation"),
     **dict.fromkeys(("Kafka", "Nats", "Sqs", "Webhook"), "a transport keeps the options that it is given"),
     **dict.fromkeys(
@@ -36,6 +36,8 @@ CLASS_EXCEPTIONS = {  # public façades
     **dict.fromkeys(("Settings", "Context", "Event", "Instance", "Interaction"), "public records: one field per fact"),
     "Dispatch": "public record: what a transport sends, one field per fact",
     "LimitRow": "public record: what engine.limits.list() returns, one field per column",
+    "Claim": "a row as a worker has claimed it, one field per column",
+    "_Outcome": "a row that instances/commit reads from JSON, one field per column",
     "EmbeddedServer": "start, join and stop of the server, which is used alone too",
     "Harness": "the test kit's one object",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import Await, ConcurrencyLimit, Context, Done, Machine, step
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Values
 from stepwell._core.instance import Claim
 from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
@@ -65,7 +65,8 @@ async def claims(database: Database, count: int, concurrency_key: str | None = N
 
 
 def ended(given: Sequence[Claim]) -> list[Commit]:
-    return [Commit(claim=c, status=Status.DONE, step="start", version=1, attempt=0, result="{}") for c in given]
+    values = Values(result="{}")
+    return [Commit(claim=c, status=Status.DONE, step="start", version=1, attempt=0, values=values) for c in given]
 
 
 @pytest.mark.parametrize("count", [1, 1_000])

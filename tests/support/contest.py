@@ -14,7 +14,7 @@ from stepwell import Context, Done, Machine, Next, step
 from stepwell._client.client import Client
 from stepwell._client.control import ControlOperations
 from stepwell._client.signal import SignalOperations
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Park, Values
 from stepwell._core.instance import Claim
 from stepwell._core.start_request import NewInstance, admit_many
 from stepwell._core.status import Status
@@ -196,7 +196,7 @@ def done(claim: Claim) -> Commit:
     """The commit of Done("done")."""
     return Commit(
         claim=claim, status=Status.DONE, step=claim.step, version=claim.version, attempt=claim.attempt,
-        result='"done"',
+        values=Values(result='"done"'),
     )  # fmt: skip
 
 
@@ -204,15 +204,15 @@ def stopped(claim: Claim) -> Commit:
     """The commit of Stop("stopped")."""
     return Commit(
         claim=claim, status=Status.FAILED, step=claim.step, version=claim.version, attempt=claim.attempt,
-        error='{"type": "Stop", "message": "stopped", "traceback": null}',
+        values=Values(error='{"type": "Stop", "message": "stopped", "traceback": null}'),
     )  # fmt: skip
 
 
 def parked(claim: Claim, *names: str, handed: tuple[int, ...] = (), timeout: timedelta | None = None) -> Commit:
     """The commit of Await(*names, then=b)."""
     return Commit(
-        claim=claim, status=Status.AWAITING_SIGNAL, step="b", version=claim.version, attempt=0, awaits=names,
-        handed=handed, timeout=timeout,
+        claim=claim, status=Status.AWAITING_SIGNAL, step="b", version=claim.version, attempt=0,
+        park=Park(awaits=names, handed=handed, timeout=timeout),
     )  # fmt: skip
 
 
@@ -220,5 +220,5 @@ def spawned(claim: Claim, children: Sequence[NewInstance]) -> Commit:
     """The commit of Spawn(children, then=b)."""
     return Commit(
         claim=claim, status=Status.AWAITING_CHILDREN, step="b", version=claim.version, attempt=0,
-        children=tuple(children),
+        park=Park(children=tuple(children)),
     )  # fmt: skip

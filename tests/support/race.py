@@ -11,7 +11,7 @@ from typing import Any, Self
 import asyncpg
 
 from stepwell import Context, Done, Machine, Next, step
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Values
 from stepwell._core.instance import Claim
 from stepwell._core.status import Status
 from stepwell._store import instances
@@ -177,12 +177,13 @@ class Race:
 def following(claim: Claim, state: str | None = '{"by": "a"}') -> Commit:
     """The commit of step a."""
     return Commit(
-        claim=claim, status=Status.RUNNABLE, step="b", version=claim.version, attempt=0, state=state
+        claim=claim, status=Status.RUNNABLE, step="b", version=claim.version, attempt=0, values=Values(state=state)
     )  # fmt: skip
 
 
 def done(claim: Claim, result: str = '"done"') -> Commit:
     """The commit of Done(result)."""
     return Commit(
-        claim=claim, status=Status.DONE, step=claim.step, version=claim.version, attempt=claim.attempt, result=result
+        claim=claim, status=Status.DONE, step=claim.step, version=claim.version, attempt=claim.attempt,
+        values=Values(result=result),
     )  # fmt: skip

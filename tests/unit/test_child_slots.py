@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Park
 from stepwell._core.instance import Claim
 from stepwell._core.start_request import NewInstance
 from stepwell._core.status import Status
@@ -60,8 +60,9 @@ class OneQueue:
 
 def spawn(*children: NewInstance) -> Commit:
     return Commit(
-        claim=make_claim(), status=Status.AWAITING_CHILDREN, step="join", version=1, attempt=0, children=children
-    )
+        claim=make_claim(), status=Status.AWAITING_CHILDREN, step="join", version=1, attempt=0,
+        park=Park(children=children),
+    )  # fmt: skip
 
 
 def changed(**fields: Any) -> NewInstance:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import Context, Done, InvalidInput, InvalidOutcome, Machine, Next, Retry, Stop, UnknownStep, job, step
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Placement, Values
 from stepwell._core.instance import Claim
 from stepwell._core.registry import define
 from stepwell._core.status import Hold, Status
@@ -70,8 +70,10 @@ def test_next_carries_delay_queue_priority_and_key() -> None:
     commit = commit_of(outcome)
 
     assert commit == Commit(
-        claim=make_claim(), status=Status.RUNNABLE, step="ship", version=2, attempt=0, delay=timedelta(seconds=5),
-        queue="slow", priority=-3, switches_key=True, concurrency_key="a",
+        claim=make_claim(), status=Status.RUNNABLE, step="ship", version=2, attempt=0,
+        placement=Placement(
+            delay=timedelta(seconds=5), queue="slow", priority=-3, switches_key=True, concurrency_key="a"
+        ),
     )  # fmt: skip
 
 
@@ -80,8 +82,8 @@ def test_next_keeps_the_concurrency_key_by_default_and_none_releases_it() -> Non
 
     kept, given_up = commit_of(Next("ship"), claim), commit_of(Next("ship", concurrency_key=None), claim)
 
-    assert (kept.switches_key, kept.concurrency_key) == (False, None)
-    assert (given_up.switches_key, given_up.concurrency_key) == (True, None)
+    assert (kept.placement.switches_key, kept.placement.concurrency_key) == (False, None)
+    assert (given_up.placement.switches_key, given_up.placement.concurrency_key) == (True, None)
 
 
 def test_retry_stays_at_the_step_with_one_attempt_more() -> None:
@@ -90,8 +92,8 @@ def test_retry_stays_at_the_step_with_one_attempt_more() -> None:
     commit = commit_of(Retry(timedelta(seconds=9)), claim)
 
     assert commit == Commit(
-        claim=claim, status=Status.RUNNABLE, step="ship", version=2, attempt=5, delay=timedelta(seconds=9),
-        keeps_awaits=True,
+        claim=claim, status=Status.RUNNABLE, step="ship", version=2, attempt=5,
+        placement=Placement(delay=timedelta(seconds=9)), keeps_awaits=True,
     )  # fmt: skip
 
 
@@ -100,27 +102,28 @@ def test_retry_from_handle_stores_the_error_it_saw() -> None:
 
     commit = commit_of(Retry(), error=error)
 
-    assert commit.error == failure_text(error)
-    assert json.loads(str(commit.error))["message"] == "no luck"
+    assert commit.values.error == failure_text(error)
+    assert json.loads(str(commit.values.error))["message"] == "no luck"
 
 
 def test_next_and_done_from_handle_store_no_error() -> None:
-    assert commit_of(Next("ship"), error=ValueError()).error is None
-    assert commit_of(Done(), error=ValueError()).error is None
+    assert commit_of(Next("ship"), error=ValueError()).values.error is None
+    assert commit_of(Done(), error=ValueError()).values.error is None
 
 
 def test_done_ends_with_the_result() -> None:
     commit = commit_of(Done({"paid": True}))
 
     assert commit == Commit(
-        claim=make_claim(), status=Status.DONE, step="start", version=2, attempt=0, result='{"paid":true}'
-    )
+        claim=make_claim(), status=Status.DONE, step="start", version=2, attempt=0,
+        values=Values(result='{"paid":true}'),
+    )  # fmt: skip
 
 
 def test_done_without_a_result_stores_nothing() -> None:
     commit = commit_of(Done())
 
-    assert commit.result is None
+    assert commit.values.result is None
     assert not commit.stores
 
 
@@ -129,42 +132,42 @@ def test_stop_with_text_fails_with_the_text() -> None:
 
     shown = {"type": "Stop", "message": "payment never came", "traceback": None}
     assert commit.status is Status.FAILED
-    assert json.loads(str(commit.error)) == shown
+    assert json.loads(str(commit.values.error)) == shown
 
 
 def test_stop_with_an_exception_keeps_type_message_and_traceback() -> None:
     with pytest.raises(LookupError) as caught:
         raise LookupError("no such order")
 
-    shown = json.loads(str(commit_of(Stop(caught.value)).error))
+    shown = json.loads(str(commit_of(Stop(caught.value)).values.error))
 
     assert (shown["type"], shown["message"]) == ("LookupError", "no such order")
     assert "test_stop_with_an_exception" in shown["traceback"]
 
 
 def test_a_state_changed_in_place_is_committed() -> None:
-    assert commit_of(Next("ship"), state=Order.State(3)).state == '{"count":3}'
+    assert commit_of(Next("ship"), state=Order.State(3)).values.state == '{"count":3}'
 
 
 def test_a_state_given_with_the_outcome_wins_over_the_one_in_the_context() -> None:
-    assert commit_of(Next("ship", state=Order.State(5)), state=Order.State(3)).state == '{"count":5}'
+    assert commit_of(Next("ship", state=Order.State(5)), state=Order.State(3)).values.state == '{"count":5}'
 
 
 def test_an_unchanged_state_is_not_written_even_if_its_text_differs() -> None:
     commit = commit_of(Next("ship"), stored='{"gone": 1,  "count":0}')
 
-    assert commit.state is None
+    assert commit.values.state is None
     assert not commit.stores
 
 
 @pytest.mark.parametrize("outcome", [Done(), Stop("x"), Retry(), Next("ship")])
 def test_an_upcast_state_is_written_even_if_the_step_left_it_unchanged(outcome: object) -> None:
-    assert commit_of(outcome, stored=None).state == '{"count":0}'
+    assert commit_of(outcome, stored=None).values.state == '{"count":0}'
 
 
 @pytest.mark.parametrize("outcome", [Done(), Stop("x"), Retry()])
 def test_every_outcome_commits_a_changed_state(outcome: object) -> None:
-    assert commit_of(outcome, state=Order.State(8)).state == '{"count":8}'
+    assert commit_of(outcome, state=Order.State(8)).values.state == '{"count":8}'
 
 
 def test_a_job_never_writes_its_arguments() -> None:
@@ -177,7 +180,7 @@ def test_a_job_never_writes_its_arguments() -> None:
 
     commit = commit_of(Done(8), definition=definition, state=definition.state.decode(stored), stored=stored)
 
-    assert (commit.state, commit.result) == (None, "8")
+    assert (commit.values.state, commit.values.result) == (None, "8")
 
 
 def test_an_earlier_error_is_cleared_by_the_next_commit() -> None:
@@ -249,6 +252,6 @@ def test_a_row_put_on_hold_changes_nothing_but_the_hold() -> None:
     commit = unfit(claim, "no step 'gone'")
 
     assert commit == Commit(
-        claim=claim, status=Status.RUNNABLE, step="gone", version=1, attempt=2, hold=Hold.UNFIT,
-        hold_reason="no step 'gone'", keeps_awaits=True,
+        claim=claim, status=Status.RUNNABLE, step="gone", version=1, attempt=2,
+        placement=Placement(hold=Hold.UNFIT, hold_reason="no step 'gone'"), keeps_awaits=True,
     )  # fmt: skip

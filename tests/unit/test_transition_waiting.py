@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell import Await, Context, Done, InvalidInput, Machine, Next, Retry, Spawn, Stop, UnknownMachine, step
-from stepwell._core.commit import Commit
+from stepwell._core.commit import Commit, Park
 from stepwell._core.instance import Claim
 from stepwell._core.registry import Registry
 from stepwell._core.status import Status
@@ -57,8 +57,8 @@ def test_rule_4_await_parks_at_then_and_consumes_nothing() -> None:
     commit = commit_of(Await("paid", "refused", then=Order.ship, timeout=timedelta(hours=1)), claim)
 
     assert commit == Commit(
-        claim=claim, status=Status.AWAITING_SIGNAL, step="ship", version=2, attempt=0, awaits=("paid", "refused"),
-        timeout=timedelta(hours=1), handed=HANDED,
+        claim=claim, status=Status.AWAITING_SIGNAL, step="ship", version=2, attempt=0,
+        park=Park(awaits=("paid", "refused"), timeout=timedelta(hours=1), handed=HANDED),
     )  # fmt: skip
 
 
@@ -68,13 +68,13 @@ def test_rule_4_consume_drops_the_signals_of_the_step() -> None:
 
 
 def test_an_await_takes_names_once_and_in_order() -> None:
-    assert commit_of(Await("b", "a", "b", then="ship")).awaits == ("b", "a")
+    assert commit_of(Await("b", "a", "b", then="ship")).park.awaits == ("b", "a")
 
 
 def test_an_await_saves_the_state_given_or_changed() -> None:
-    assert commit_of(Await("a", then="ship"), state=Order.State(3)).state == '{"count":3}'
-    assert commit_of(Await("a", then="ship", state=Order.State(5)), state=Order.State(3)).state == '{"count":5}'
-    assert commit_of(Await("a", then="ship")).state is None
+    assert commit_of(Await("a", then="ship"), state=Order.State(3)).values.state == '{"count":3}'
+    assert commit_of(Await("a", then="ship", state=Order.State(5)), state=Order.State(3)).values.state == '{"count":5}'
+    assert commit_of(Await("a", then="ship")).values.state is None
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_rule_5_spawn_parks_with_its_children_and_consumes_the_signals() -> None
     assert (commit.status, commit.step, commit.attempt, commit.consumes) == (
         Status.AWAITING_CHILDREN, "ship", 0, HANDED,
     )  # fmt: skip
-    assert commit.children is not None
-    assert [(c.machine, c.queue, c.tenant, c.key, c.state) for c in commit.children] == [
+    assert commit.park.children is not None
+    assert [(c.machine, c.queue, c.tenant, c.key, c.state) for c in commit.park.children] == [
         ("Item", "items", "acme", "item:1", '{"n":1}'), ("Item", "items", "acme", None, "{}"),
     ]  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_rule_5_a_spawn_of_no_children_continues_at_once() -> None:
     """Rule 5: zero children: runnable."""
     commit = commit_of(Spawn([], then="ship"))
 
-    assert (commit.status, commit.children) == (Status.RUNNABLE, ())
+    assert (commit.status, commit.park.children) == (Status.RUNNABLE, ())
 
 
 def test_an_error_in_a_child_names_its_position() -> None:

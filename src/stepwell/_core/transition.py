@@ -9,7 +9,7 @@ from typing import Any, assert_never
 from msgspec.structs import replace
 
 from stepwell._core.await_unit import Common, NewAwaitUnit, common, new_interaction
-from stepwell._core.commit import NOW, Commit
+from stepwell._core.commit import NOW, UNCHANGED, UNMOVED, Commit, Park, Placement, Values
 from stepwell._core.instance import Claim
 from stepwell._core.registry import Definition, Registry
 from stepwell._core.serialization.bounds import check_bounds
@@ -46,69 +46,64 @@ def transition(
     if not isinstance(outcome, _OUTCOMES):
         raise InvalidOutcome("outcome", _no_outcome(outcome, claim.step))
     given = outcome.state
-    text, again = None, None
+    values = UNCHANGED
     if not definition.is_job and not (keeps_state and isinstance(given, Unset)):  # a job's arguments never change
-        text, again = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
+        values = _changed_state(definition, state if isinstance(given, Unset) else given, mark, max_payload)
     match outcome:
         case Next():
-            return _next(outcome, claim, definition, text, again, awaited, registry or Registry())
+            return _next(outcome, claim, definition, values, awaited, registry or Registry())
         case Done():
-            return _done(outcome, claim, definition, text, max_payload)
+            return _done(outcome, claim, definition, values, max_payload)
         case Retry():
             return Commit(
                 claim=claim, status=Status.RUNNABLE, step=claim.step, version=definition.version,
-                attempt=claim.attempt + 1, delay=check_delay("delay", outcome.delay), keeps_awaits=True, state=text,
-                error=None if error is None else failure_text(error),
+                attempt=claim.attempt + 1, placement=Placement(delay=check_delay("delay", outcome.delay)),
+                keeps_awaits=True, values=values if error is None else replace(values, error=failure_text(error)),
             )  # fmt: skip
         case Await() | Spawn() | Ask() | AskEach():
-            return _park(outcome, claim, definition, text, awaited, registry or Registry(), max_payload)
+            return _park(outcome, claim, definition, values, awaited, registry or Registry(), max_payload)
         case Stop():
-            return failed(claim, definition.version, outcome.reason, state=text)
+            return failed(claim, definition.version, outcome.reason, state=values.state)
         case _:
             assert_never(outcome)
 
 
 def _next(
-    outcome: Next,
-    claim: Claim,
-    definition: Definition,
-    state: str | None,
-    again: Any,
-    awaited: tuple[int, ...],
-    registry: Registry,
+    outcome: Next, claim: Claim, definition: Definition, values: Values, awaited: tuple[int, ...], registry: Registry
 ) -> Commit:
     key = outcome.concurrency_key
     step = target(definition, "step", outcome.step)
-    commit = Commit(
-        claim=claim, status=Status.RUNNABLE, step=step, version=definition.version, attempt=0, consumes=awaited,
-        state=state, again=again,
-        needs=registry.limits.of_next(
-            definition.needs.get(step), claim.needs, outcome.concurrency_limit, outcome.rate_limit, outcome.weight
-        ),
-    )  # fmt: skip
-    if key is UNSET and outcome.delay is None and outcome.queue is None and outcome.priority is None:
-        return commit
-    return replace(
-        commit,
-        delay=NOW if outcome.delay is None else check_delay("delay", outcome.delay),
-        queue=None if outcome.queue is None else check_queue(outcome.queue),
-        priority=None if outcome.priority is None else check_priority(outcome.priority),
-        switches_key=not isinstance(key, Unset),
-        concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
+    needs = registry.limits.of_next(
+        definition.needs.get(step), claim.needs, outcome.concurrency_limit, outcome.rate_limit, outcome.weight
     )
+    placement = UNMOVED if needs is None else Placement(needs=needs)
+    if not (key is UNSET and outcome.delay is None and outcome.queue is None and outcome.priority is None):
+        placement = Placement(
+            delay=NOW if outcome.delay is None else check_delay("delay", outcome.delay),
+            queue=None if outcome.queue is None else check_queue(outcome.queue),
+            priority=None if outcome.priority is None else check_priority(outcome.priority),
+            switches_key=not isinstance(key, Unset),
+            concurrency_key=None if isinstance(key, Unset) else check_concurrency_key(key),
+            needs=needs,
+        )
+    return Commit(
+        claim=claim, status=Status.RUNNABLE, step=step, version=definition.version, attempt=0, consumes=awaited,
+        values=values, placement=UNMOVED if placement == UNMOVED else placement,
+    )  # fmt: skip
 
 
 def _park(
     outcome: Await | Spawn | Ask | AskEach,
     claim: Claim,
     definition: Definition,
-    state: str | None,
+    values: Values,
     awaited: tuple[int, ...],
     registry: Registry,
     max_payload: int,
 ) -> Commit:
     """The common part of all parks: the row continues at `then`, once what it waits for has come."""
     step = target(definition, "then", outcome.then)
+    needs = registry.limits.of_next(definition.needs.get(step), claim.needs)
     parked = Commit(
         claim=claim,
         status=Status.AWAITING_EXTERNAL,
@@ -116,8 +111,8 @@ def _park(
         version=definition.version,
         attempt=0,
         consumes=awaited,
-        state=state,
-        needs=registry.limits.of_next(definition.needs.get(step), claim.needs),
+        values=values,
+        placement=UNMOVED if needs is None else Placement(needs=needs),
     )
     match outcome:
         case Await():
@@ -137,9 +132,11 @@ def _await(outcome: Await, parked: Commit, awaited: tuple[int, ...]) -> Commit:
     return replace(
         parked,
         status=Status.AWAITING_SIGNAL,
-        awaits=tuple(dict.fromkeys(check_key("names", name) for name in outcome.names)),
-        timeout=timeout,
-        handed=awaited,
+        park=Park(
+            awaits=tuple(dict.fromkeys(check_key("names", name) for name in outcome.names)),
+            timeout=timeout,
+            handed=awaited,
+        ),
         consumes=awaited if outcome.consume else (),
     )
 
@@ -149,14 +146,14 @@ def _spawn(outcome: Spawn, parked: Commit, registry: Registry, max_payload: int)
         registry, outcome.children, tenant=parked.claim.tenant, max_payload=max_payload, field="children"
     )
     status = Status.AWAITING_CHILDREN if children else Status.RUNNABLE
-    return replace(parked, status=status, children=tuple(children))
+    return replace(parked, status=status, park=Park(children=tuple(children)))
 
 
 def _ask(outcome: Ask | AskEach, parked: Commit, registry: Registry, max_payload: int) -> Commit:
     """A park at a unit; the interactions of an AskEach are stored already."""
     shared = common_of(outcome, parked.claim.step, registry)
     interaction = new_interaction(outcome.request, shared, max_payload) if isinstance(outcome, Ask) else None
-    return replace(parked, asks=NewAwaitUnit(shared, interaction))
+    return replace(parked, park=Park(asks=NewAwaitUnit(shared, interaction)))
 
 
 def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
@@ -165,16 +162,16 @@ def common_of(outcome: Ask | AskEach, step: str, registry: Registry) -> Common:
     return common(outcome, step, sends=sends, has_keys=registry.has_token_keys)
 
 
-def _done(outcome: Done, claim: Claim, definition: Definition, state: str | None, max_payload: int) -> Commit:
-    result = None
+def _done(outcome: Done, claim: Claim, definition: Definition, values: Values, max_payload: int) -> Commit:
     if outcome.result is not None:
         if isinstance(outcome.result, _OUTCOMES):
             raise InvalidOutcome("result", _no_result(outcome.result, claim.step, definition))
         result = definition.result.encode(outcome.result)
         check_bounds(result, "result", max_payload)
+        values = Values(state=values.state, result=result)
     return Commit(
         claim=claim, status=Status.DONE, step=claim.step, version=definition.version, attempt=claim.attempt,
-        state=state, result=result,
+        values=values,
     )  # fmt: skip
 
 
@@ -191,7 +188,7 @@ def failed(claim: Claim, version: int, reason: object, *, state: str | None = No
         raise InvalidOutcome("reason", f"expected a string or an exception, got {type(reason).__name__}")
     return Commit(
         claim=claim, status=Status.FAILED, step=claim.step, version=version, attempt=claim.attempt,
-        keeps_awaits=True, state=state, error=failure_text(reason),
+        keeps_awaits=True, values=Values(state=state, error=failure_text(reason)),
     )  # fmt: skip
 
 
@@ -199,7 +196,8 @@ def again(claim: Claim, reason: BaseException) -> Commit:
     """The commit that repeats a step after it lost its connection; the first time without a delay."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt + 1,
-        delay=exponential(claim.attempt - 1) if claim.attempt else NOW, keeps_awaits=True, error=failure_text(reason),
+        placement=Placement(delay=exponential(claim.attempt - 1)) if claim.attempt else UNMOVED, keeps_awaits=True,
+        values=Values(error=failure_text(reason)),
     )  # fmt: skip
 
 
@@ -207,7 +205,7 @@ def unfit(claim: Claim, reason: str) -> Commit:
     """The commit that puts an instance on hold as unfit: this code cannot run it. Only the hold changes."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt,
-        hold=Hold.UNFIT, hold_reason=_clean(reason, MAX_MESSAGE), keeps_awaits=True,
+        placement=Placement(hold=Hold.UNFIT, hold_reason=_clean(reason, MAX_MESSAGE)), keeps_awaits=True,
     )  # fmt: skip
 
 
@@ -224,12 +222,13 @@ def failure_text(reason: str | BaseException) -> str:
     return encode_value(shown, "error")
 
 
-def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> tuple[str | None, Any]:
+def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> Values:
     """The state as text if the step changed it, and that text decoded."""
     text, again = definition.state.changed(state, mark)
-    if text is not None:
-        check_bounds(text, "state", max_payload)
-    return text, again
+    if text is None:
+        return UNCHANGED
+    check_bounds(text, "state", max_payload)
+    return Values(state=text, again=again)
 
 
 def _no_outcome(value: object, step: str) -> str:

@@ -60,7 +60,7 @@ class Emitter:
     def applied(self, commit: Commit) -> None:
         """An outcome is durable, and the reply of its commit was lost: the ids of its children are not known."""
         if self.hooks.wanted:
-            self._put_outcomes([(commit, commit.status, commit.queue)], datetime.now(UTC))
+            self._put_outcomes([(commit, commit.status, commit.placement.queue)], datetime.now(UTC))
 
     def stale(self, commit: Commit) -> None:
         """An outcome was dropped as stale."""
@@ -93,7 +93,8 @@ class Emitter:
             self.hooks.put(large, lambda one: replace(_start("large", *one, now), size=len(one[0].state)))
 
     def _put_outcomes(self, outcomes: Sequence[tuple[Commit, Status, str | None]], now: datetime) -> None:
-        ran = [one for one in outcomes if one[0].hold is not Hold.UNFIT]  # a row put on hold as unfit has not run
+        # a row put on hold as unfit has not run
+        ran = [one for one in outcomes if one[0].placement.hold is not Hold.UNFIT]
         if "committed" in self.hooks.wanted:
             self.hooks.put(ran, lambda one: _outcome("committed", *one, now))
         if "failed" in self.hooks.wanted:
@@ -114,7 +115,7 @@ def _start(name: EventName, entry: NewInstance, row: Started, parent_id: int | N
 
 def _outcome(name: EventName, commit: Commit, status: Status | None, queue: str | None, now: datetime) -> Event:
     claim = commit.claim
-    error = {} if commit.error is None else decode_value(commit.error)
+    error = {} if commit.values.error is None else decode_value(commit.values.error)
     goes_on = status is not None and not status.is_terminal
     return Event(
         name=name, at=now, id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine,
@@ -134,7 +135,7 @@ def _outcome_name(commit: Commit) -> OutcomeName:
             return "Await"
         case Status.AWAITING_EXTERNAL:
             return "Ask"
-        case _ if commit.children is not None:
+        case _ if commit.park.children is not None:
             return "Spawn"
         case _:
             return "Retry" if commit.keeps_awaits else "Next"

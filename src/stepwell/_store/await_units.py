@@ -80,7 +80,8 @@ class StoredAwaitUnit(msgspec.Struct, frozen=True, array_like=True):
 
 async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
     """Open the units, with the given ids, of asks that were committed in this transaction."""
-    types = {commit.asks.common.type.id: commit.asks.common.type for commit, _ in asked if commit.asks is not None}
+    opened = [commit.park.asks for commit, _ in asked if commit.park.asks is not None]
+    types = {unit.common.type.id: unit.common.type for unit in opened}
     units = [_one(commit, unit_id) for commit, unit_id in asked]
     await db.fetch("await_units/open", _ENCODER.encode(units).decode(), *_columns(types.values()))
 
@@ -274,12 +275,12 @@ async def load(db: Queryable, ids: Sequence[int]) -> dict[int, StoredAwaitUnit]:
 
 
 def _one(commit: Commit, unit_id: int) -> dict[str, Any]:
-    assert commit.asks is not None  # noqa: S101 - the caller has chosen them by it
-    asked = commit.asks.interaction
+    assert commit.park.asks is not None  # noqa: S101 - the caller has chosen them by it
+    asked = commit.park.asks.interaction
     assert asked is not None  # noqa: S101 - one of many parts is appended, not opened
-    return _common(commit.claim.id, unit_id, commit.asks.common) | {
+    return _common(commit.claim.id, unit_id, commit.park.asks.common) | {
         "id": asked.id, "request": msgspec.Raw(asked.request.encode()), "fields": asked.fields,
-        "max_items": commit.asks.common.requests.max_items,
+        "max_items": commit.park.asks.common.requests.max_items,
     }  # fmt: skip
 
 

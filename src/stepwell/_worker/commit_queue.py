@@ -111,7 +111,7 @@ class CommitQueue:
         if self._is_closed:
             raise asyncio.CancelledError
         length = text_length(commit)
-        is_apart = commit.children is not None and commit.commits_alone
+        is_apart = commit.park.children is not None and commit.commits_alone
         self.pending.append(QueuedCommit(commit, answer, in_doubt, length, is_apart))
         self._text += length
         if not self._committer.woken:
@@ -128,7 +128,7 @@ class CommitQueue:
         """The first outcomes that fit into one statement; each child of a spawn counts as a row."""
         batch, text, rows = self.pending[:LARGEST_BATCH], 0, 0
         for number, entry in enumerate(batch):
-            children = entry.commit.children
+            children = entry.commit.park.children
             rows += 1 if children is None else len(children)
             if (text + entry.length > LARGEST_TEXT or rows > self._most_rows) and number:
                 batch = batch[:number]

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from time import perf_counter
 
-from stepwell._core.commit import Commit
+from stepwell._core.commit import NOT_PARKED, UNMOVED, Commit
 from stepwell._core.reservation import Reservation
 from stepwell._core.status import STATUSES, Hold, Status
 from stepwell._core.store_errors import Contention, Misfit, Refusal
@@ -40,25 +40,24 @@ MOST_REMEMBERED = 10_000  # outcomes that the fast statement left out
 def is_simple(commit: Commit) -> bool:
     """Whether the fast statement commits it: it only ends as done, or only changes the step. (Other statements do what
     an end requires: count a child at its parent, release the slot of a limit to waiters.)"""
-    claim, status = commit.claim, commit.status
+    claim, status, values = commit.claim, commit.status, commit.values
     return (
         (status is Status.RUNNABLE or status is Status.DONE)
+        and commit.placement is UNMOVED and commit.park is NOT_PARKED
         and claim.concurrency_key is None and (claim.needs is None or status is Status.DONE)
-        and not claim.attempt
-        and not commit.delay and commit.hold is None and not commit.keeps_awaits and commit.queue is None
-        and commit.priority is None and not commit.switches_key and commit.children is None and not commit.consumes
-        and commit.needs is None and commit.error is None and commit.version == claim.version
-        and not commit.was_unchecked and not commit.has_filled and commit.asks is None and not commit.attempt
+        and not claim.attempt and not commit.attempt and commit.version == claim.version
+        and not commit.keeps_awaits and not commit.consumes and not commit.has_filled
+        and values.error is None and not values.was_unchecked
     )  # fmt: skip
 
 
 def shape_of(commit: Commit) -> tuple[object, ...]:
     """What decides which statements commit it: the success of one shape says nothing about another."""
-    c, claim = commit, commit.claim
+    c, claim, park, values = commit, commit.claim, commit.park, commit.values
     return (
-        c.status, is_simple(c), c.is_plain, c.stores, c.result is None, c.error is None, c.children is None,
-        c.spawns_keys, c.consumes == (), c.awaits is None, c.keeps_awaits, c.asks is None,
-        c.asks is None or c.asks.interaction is None, c.has_filled, claim.concurrency_key is None,
+        c.status, is_simple(c), c.is_plain, c.stores, values.result is None, values.error is None,
+        park.children is None, c.spawns_keys, c.consumes == (), park.awaits is None, c.keeps_awaits, park.asks is None,
+        park.asks is None or park.asks.interaction is None, c.has_filled, claim.concurrency_key is None,
         claim.needs is None, claim.parent_id is None, claim.unit_id is None, claim.has_inbox,
     )  # fmt: skip
 
@@ -247,7 +246,7 @@ async def write(
     rows = {row.id: row for row in result.committed}
     applied = [commit for commit in ready if commit.claim.id in rows]
     await _use_signals(session, applied, rows, result)
-    await _spawn(session, [c for c in applied if c.children], rows, result, reserved)
+    await _spawn(session, [c for c in applied if c.park.children], rows, result, reserved)
     dropped = await _ask(session, applied, rows, result)
     ends = [(row.joins, row.parent_round or 0) for row in result.committed if row.joins is not None]
     if ends:
@@ -299,9 +298,9 @@ async def _use_signals(
     if ended and await signals.drop(session, ended):
         result.leftovers += ended
     parked = [
-        (commit.claim.id, commit.handed)
+        (commit.claim.id, commit.park.handed)
         for commit in applied
-        if commit.awaits is not None and rows[commit.claim.id].has_inbox
+        if commit.park.awaits is not None and rows[commit.claim.id].has_inbox
     ]
     if parked:
         woken = await signals.recheck(session, parked)
@@ -316,14 +315,14 @@ async def _ask(session: Session, applied: list[Commit], rows: dict[int, Committe
     filled: list[Resolved] = []
     for commit in applied:
         unit_id = rows[commit.claim.id].unit_id
-        if commit.asks is None or unit_id is None:
+        if commit.park.asks is None or unit_id is None:
             continue
-        if commit.asks.interaction is None:
+        if commit.park.asks.interaction is None:
             filled.append(Resolved(unit_id, 0, 0, is_filled=True))
         else:
             opened.append((commit, unit_id))
-            if commit.asks.common.sends:
-                result.transports.append(commit.asks.common.transport)
+            if commit.park.asks.common.sends:
+                result.transports.append(commit.park.asks.common.transport)
     if opened:
         await await_units.open_(session, opened)
     if filled:
@@ -336,7 +335,7 @@ async def _ask(session: Session, applied: list[Commit], rows: dict[int, Committe
 async def _spawn_many(session: Session, commit: Commit, result: CommitResult) -> None:
     """Insert very many children of one parent before its outcome is written: its row is locked for one statement only,
     and a cancel or a signal does not wait for all of them."""
-    children_ = commit.children or ()
+    children_ = commit.park.children or ()
     started = await start_in_pages(session, children_, commit.claim.id, commit.claim.round + 1)
     result.spawned = [(commit, index, child) for index, child in enumerate(children_)], started
     await operators.lock(session, [commit.claim.id])  # waits for a lock that is held for a moment only
@@ -350,7 +349,9 @@ async def _spawn(
     if not applied:
         return
     if result.spawned is None:
-        entries = [(commit, index, child) for commit in applied for index, child in enumerate(commit.children or ())]
+        entries = [
+            (commit, index, child) for commit in applied for index, child in enumerate(commit.park.children or ())
+        ]
         parents = [(commit.claim.id, rows[commit.claim.id].round, index) for commit, index, _ in entries]
         inserted = await start_children(session, [child for _, _, child in entries], parents, reserved)
         result.inserted_claimed = inserted.claims
@@ -361,6 +362,6 @@ async def _spawn(
     counts = {commit.claim.id: 0 for commit in applied}
     for row in started:
         counts[entries[row.position][0].claim.id] += 1
-    short = {c.claim.id: counts[c.claim.id] for c in applied if counts[c.claim.id] < len(c.children or ())}
+    short = {c.claim.id: counts[c.claim.id] for c in applied if counts[c.claim.id] < len(c.park.children or ())}
     if short:
         result.freed_queues += await children.settle(session, short)

@@ -25,8 +25,8 @@ def encode_simple(commits: Sequence[Commit]) -> tuple[str, ...] | None:
     separator is in a text."""
     claims = [commit.claim for commit in commits]
     steps = joined([commit.step for commit in commits])
-    states = joined([commit.state or "" for commit in commits])
-    results = joined([commit.result or "" for commit in commits])
+    states = joined([commit.values.state or "" for commit in commits])
+    results = joined([commit.values.result or "" for commit in commits])
     if steps is None or states is None or results is None:
         return None
     return (
@@ -41,8 +41,9 @@ def encode_simple(commits: Sequence[Commit]) -> tuple[str, ...] | None:
 
 def text_length(commit: Commit) -> int:
     """Characters of its wide values: state, result, error and request."""
-    asked = 0 if commit.asks is None or commit.asks.interaction is None else len(commit.asks.interaction.request)
-    return len(commit.state or "") + len(commit.result or "") + len(commit.error or "") + asked
+    asks, values = commit.park.asks, commit.values
+    asked = 0 if asks is None or asks.interaction is None else len(asks.interaction.request)
+    return len(values.state or "") + len(values.result or "") + len(values.error or "") + asked
 
 
 def joined(texts: Sequence[str]) -> str | None:
@@ -87,13 +88,14 @@ class _Outcome(msgspec.Struct, omit_defaults=True):
 
 
 def _outcome(c: Commit) -> _Outcome:
-    claim = c.claim
+    claim, placement, park, values = c.claim, c.placement, c.park, c.values
     return _Outcome(
         claim.id, claim.worker_id, claim.fence, Status.EXECUTING if c.goes_on else c.status, c.step, c.version,
-        c.attempt, c.delay, c.queue, c.priority, c.switches_key, c.concurrency_key, c.hold, c.hold_reason,
-        c.stores, _raw(c.state), _raw(c.result), _raw(c.error), c.keeps_awaits, c.awaits, c.timeout,
-        None if c.children is None else len(c.children), None if c.needs is None else c.needs.fields,
-        None if c.asks is None else c.asks.shape,
+        c.attempt, placement.delay, placement.queue, placement.priority, placement.switches_key,
+        placement.concurrency_key, placement.hold, placement.hold_reason,
+        c.stores, _raw(values.state), _raw(values.result), _raw(values.error), c.keeps_awaits, park.awaits,
+        park.timeout, None if park.children is None else len(park.children),
+        None if placement.needs is None else placement.needs.fields, None if park.asks is None else park.asks.shape,
     )  # fmt: skip
 
 

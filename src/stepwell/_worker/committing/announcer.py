@@ -35,9 +35,9 @@ class Announcer:
             if row.status is Status.RUNNABLE and row.hold is None:
                 wakes[row.queue] += 1
             elif row.hold is Hold.DUE:
-                self._wakeups.due_in(commit.delay.total_seconds() - result.took)
-            elif commit.patience is not None:
-                self._wakeups.due_in(commit.patience.total_seconds() - result.took)
+                self._wakeups.due_in(commit.placement.delay.total_seconds() - result.took)
+            elif commit.park.deadline is not None:
+                self._wakeups.due_in(commit.park.deadline.total_seconds() - result.took)
             if row.watched and row.status.is_settled:
                 self._notifier.publish(notifications.SETTLED, str(row.id))
         for queue, count in wakes.items():
@@ -61,11 +61,12 @@ class Announcer:
 
     def applied(self, commit: Commit) -> None:
         """Publish what the lost reply to a commit would have said."""
-        if commit.delay or commit.patience:
-            self._wakeups.due_in((commit.patience or commit.delay).total_seconds())
-        if commit.asks is not None and commit.asks.common.sends:
-            self._notifier.notify_dispatch(commit.asks.common.transport)
-        for queue in {commit.queue or commit.claim.queue, *(child.queue for child in commit.children or ())}:
+        if commit.placement.delay or commit.park.deadline:
+            self._wakeups.due_in((commit.park.deadline or commit.placement.delay).total_seconds())
+        if commit.park.asks is not None and commit.park.asks.common.sends:
+            self._notifier.notify_dispatch(commit.park.asks.common.transport)
+        own = commit.placement.queue or commit.claim.queue
+        for queue in {own, *(child.queue for child in commit.park.children or ())}:
             self._notifier.notify_work(queue)
         if commit.status.is_settled:
             self._notifier.publish(notifications.SETTLED, str(commit.claim.id))

@@ -44,7 +44,7 @@ class ChildSlots:
 
         None if there are no slots to keep, or if nothing may start that was not claimed.
         """
-        children = [child for commit in commits for child in commit.children or ()]
+        children = [child for commit in commits for child in commit.park.children or ()]
         if not children or not self._is_fit(children[0]) or any(commit.commits_alone for commit in commits):
             return None
         queue, worker_id = children[0].queue, self._lease.current

@@ -201,9 +201,9 @@ class Executor:
             return
         active.stage = CONTINUES if commit.goes_on else SUBMITTED
         queue = self._commit_queue
-        if commit.children is not None:
+        if commit.park.children is not None:
             queue = self._spawn_queue
-            self.step_batch.weigh(len(commit.children))
+            self.step_batch.weigh(len(commit.park.children))
         queue.put(commit, PendingCommit(active, commit, run, copy_context(), self, following))
         active.is_pending = True
 
@@ -256,4 +256,4 @@ class Executor:
 
     def _submit(self, active: ActiveClaim, commit: Commit) -> asyncio.Future[Verdict]:
         active.stage = CONTINUES if commit.goes_on else SUBMITTED
-        return (self._commit_queue if commit.children is None else self._spawn_queue).submit(commit)
+        return (self._commit_queue if commit.park.children is None else self._spawn_queue).submit(commit)

@@ -124,14 +124,16 @@ class Run(msgspec.Struct, frozen=True):
             awaited=tuple([signal.id for signal in awaited]) if awaited else (),
             registry=self.surroundings.registry, keeps_state=self.misfit is not None,
         )  # fmt: skip
-        return replace(commit, was_unchecked=True) if self.was_unchecked else commit
+        if not self.was_unchecked:
+            return commit
+        return replace(commit, values=replace(commit.values, was_unchecked=True))
 
     def read_after(self, commit: Commit) -> Read:
         """What the database gives to the step after this commit."""
-        if commit.state is None:
+        if commit.values.state is None:
             return Read(self.definition.state.as_stored(self.loaded))
-        stored = self.definition.state.as_stored(commit.state)
-        return Read(stored, commit.again if stored is commit.state else None)
+        stored = self.definition.state.as_stored(commit.values.state)
+        return Read(stored, commit.values.again if stored is commit.values.state else None)
 
     def failure(self, error: BaseException) -> Commit:
         """The commit that ends the instance because `handle` failed too."""
