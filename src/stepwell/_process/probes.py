@@ -25,6 +25,7 @@ POINTS = (
     "limiter.admitted",  # claims under a limit are committed, no step runs
     "pruner.pruned",
     "reaper.reaped",
+    "reaper.ticked",
     "reconciler.cleaned",
     "reconciler.looked",
     "settle.admitted",  # a completion is accepted, its broker does not know it yet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from stepwell import ConcurrencyLimit, Context, Done, Handle, Machine, RateLimit, Status, step
 from stepwell._store import concurrency_keys
-from stepwell.testing import Harness
+from stepwell.testing import Harness, armed
 from tests.conftest import MakeHarness
 from tests.support.waiting import eventually
 
@@ -86,7 +87,12 @@ async def test_a_queue_with_busy_workers_keeps_no_slot_from_another(
     make_harness: MakeHarness, ahead: int, go: list[str]
 ) -> None:
     h = await make_harness([Pass], limits=LIMITS, resources=asyncio.Event(), reap=timedelta(hours=1))
-    async with h.engine.worker(queues={"x": 1}), h.another_engine() as elsewhere, elsewhere.worker(queues={"y": 2}):
+    async with AsyncExitStack() as stack:
+        with armed("reaper.ticked") as ticked:
+            await stack.enter_async_context(h.engine.worker(queues={"x": 1}))
+            elsewhere = await stack.enter_async_context(h.another_engine())
+            await stack.enter_async_context(elsewhere.worker(queues={"y": 2}))
+            await ticked.reached(2)  # from now on no reaper frees a slot before the test does
         holder = await h.engine.start(Pass, {}, concurrency_limit="shared", queue="y")
         await until_executing(h, 1)
         await h.engine.start_many([Pass.child({}, concurrency_limit="shared", queue="x")] * 5)

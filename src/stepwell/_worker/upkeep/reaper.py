@@ -70,6 +70,8 @@ class Reaper(Service):
                 partial(self._watchdog.look, self._lease.worker_id),
                 self._free_idle,  # last: it may take longest
             )
+        if probes.hooks:
+            await probes.reach("reaper.ticked")
         return self._every * random.uniform(0.9, 1.0)  # noqa: S311 - jitter, not a secret
 
     async def _end_stalled(self) -> None:
