@@ -65,6 +65,14 @@ class Case:
         return f"{self.name} {self.size} {self.session}"
 
 
+async def look(url: str) -> Sample:
+    connection = await asyncpg.connect(url)
+    try:
+        return await sample(connection)
+    finally:
+        await connection.close()
+
+
 async def sample(connection: asyncpg.Connection) -> Sample:
     executing = await connection.fetch(
         "select id, worker_id, fence from stepwell.instances where status = 'executing' order by id"

@@ -16,8 +16,10 @@ import pytest
 from stepwell._store.connection.pool import WORKER, Database
 from stepwell._store.testing import databases
 from stepwell.embedded import EmbeddedServer, data_home
+from stepwell.testing.databases.pool import database_pool
 from stepwell.testing.databases.stock import SERVER_SETTINGS
 from tests.store import backlog
+from tests.store.cases import Sample, look
 from tests.store.plans import without_autovacuum
 
 T = TypeVar("T")
@@ -52,7 +54,16 @@ async def empty_url(server_url: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def url(server_url: str) -> AsyncIterator[str]:
-    """A migrated database without rows."""
+    """A migrated database without rows, which another test may have used before."""
+    pool = database_pool()
+    taken = await pool.take()
+    yield taken
+    pool.give_back(taken)
+
+
+@pytest.fixture
+async def new_url(server_url: str) -> AsyncIterator[str]:
+    """A migrated database that no test has used: its tables and indexes have no page more than they need."""
     name = f"stepwell_test_{secrets.token_hex(6)}"
     await databases.clone(server_url, await databases.ensure_template(server_url), name)
     yield databases.sibling(server_url, name)
@@ -91,22 +102,22 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 @dataclass(frozen=True, slots=True)
 class Deep:
-    """The deep backlog: its URL, and how long it took to build."""
+    """The deep backlog: its URL, how long it took to build, and rows of it."""
 
     url: str
     seconds: float
+    given: Sample
 
 
 @pytest.fixture(scope="session")
 def deep(server_url: str) -> Iterator[Deep]:
     """The deep backlog, built once and only read or rolled back."""
     name = f"stepwell_test_{secrets.token_hex(6)}"
-    url, seconds = in_own_loop(_build_deep(server_url, name))
-    yield Deep(url, seconds)
+    yield in_own_loop(_build_deep(server_url, name))
     in_own_loop(databases.drop(server_url, name))
 
 
-async def _build_deep(server_url: str, name: str) -> tuple[str, float]:
+async def _build_deep(server_url: str, name: str) -> Deep:
     await _migrated(server_url, name)
     url = databases.sibling(server_url, name)
     await without_autovacuum(url)
@@ -114,4 +125,4 @@ async def _build_deep(server_url: str, name: str) -> tuple[str, float]:
     began = clock()
     await backlog.build(url)
     await backlog.analyze(url)
-    return url, clock() - began
+    return Deep(url, clock() - began, await look(url))

@@ -7,9 +7,10 @@ import pytest
 
 from stepwell._store.connection.pool import WORKER
 from tests.store.backlog import DEPTH, LABELS
-from tests.store.plans import benched
+from tests.store.plans import benched, without_autovacuum
 
 CLAIMED = 100
+CLAIMS = ("instances/claim", "instances/claim_fast")
 INSERT = """
 insert into stepwell.instances
   (machine, version, step, queue, due_at, created_at, updated_at, priority, status, hold, awaits, concurrency_key,
@@ -39,33 +40,42 @@ SURROUNDINGS = {
 }
 
 
+@pytest.fixture
+def url(new_url: str) -> str:
+    """Pages are counted."""
+    return new_url
+
+
 async def fill(connection: asyncpg.Connection, kind: dict[str, object]) -> None:
     await connection.execute(INSERT.format(**{**PLAIN, **kind}))
     await connection.execute("analyze stepwell.instances")
 
 
-async def cost_of_a_claim(url: str, claim: str) -> int:
+async def costs_of_claims(url: str) -> dict[str, int]:
+    """The pages that each way to claim touches."""
+    pages = {}
     async with benched(url, WORKER) as bench:
-        plan = await bench.explain(claim, 1, "default", CLAIMED, LABELS, [])
-    assert CLAIMED in [node["Actual Rows"] for node in plan.nodes if node["Node Type"] == "ModifyTable"]
-    return plan.buffers
+        for claim in CLAIMS:
+            plan = await bench.explain(claim, 1, "default", CLAIMED, LABELS, [])
+            assert CLAIMED in [node["Actual Rows"] for node in plan.nodes if node["Node Type"] == "ModifyTable"]
+            pages[claim] = plan.buffers
+    return pages
 
 
-@pytest.mark.parametrize("claim", ["instances/claim", "instances/claim_fast"])
 @pytest.mark.parametrize("around", SURROUNDINGS)
-async def test_a_claim_costs_the_same_in_every_backlog(
-    url: str, connection: asyncpg.Connection, around: str, claim: str
-) -> None:
+async def test_a_claim_costs_the_same_in_every_backlog(url: str, connection: asyncpg.Connection, around: str) -> None:
     """With `make depth`, the largest builds 1.3 million rows, in about ten seconds."""
+    await without_autovacuum(url)
     await fill(connection, {"rows": 5_000})
-    alone = await cost_of_a_claim(url, claim)
+    alone = await costs_of_claims(url)
 
     for kind in SURROUNDINGS[around]:
         await fill(connection, kind)
 
-    surrounded = await cost_of_a_claim(url, claim)
-    print(f"{claim} of {CLAIMED}: {alone} buffers, with {around}: {surrounded}")  # noqa: T201 - for those who look
-    assert surrounded <= 1.5 * alone  # an index of that many more rows is deeper; the time is measured by `make growth`
+    surrounded = await costs_of_claims(url)
+    print(f"{CLAIMED} alone: {alone}, with {around}: {surrounded}")  # noqa: T201 - pages touched
+    # An index of that many more rows is deeper; the time is measured by `make growth`.
+    assert {claim: pages for claim, pages in surrounded.items() if pages > 1.5 * alone[claim]} == {}
 
 
 async def test_a_read_past_rows_no_worker_can_run_costs_one_probe_per_version(

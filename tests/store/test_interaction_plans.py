@@ -19,6 +19,12 @@ from tests.store.plans import Bench, Plan, benched, without_autovacuum
 JOINS = {"Hash Join", "Merge Join"}
 
 
+@pytest.fixture
+def url(new_url: str) -> str:
+    """Pages are counted."""
+    return new_url
+
+
 @pytest.fixture(scope="module")
 def deep_url(server_url: str) -> Iterator[str]:
     """A deep backlog of interactions, built once and only read or rolled back."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncpg
+import pytest
 
 from stepwell._store.connection.pool import WORKER
 from tests.store.backlog import DEPTH
-from tests.store.plans import Bench, benched
+from tests.store.plans import Bench, benched, without_autovacuum
 
 DECLARE = """
 insert into stepwell.limits (kind, name, n, per, burst, declared)
@@ -27,6 +28,12 @@ select 'order', 1, 'ship', 'default', now() - n * interval '1 second', now(), no
 from generate_series(1, $1::integer) as n
 returning id
 """
+
+
+@pytest.fixture
+def url(new_url: str) -> str:
+    """Pages are counted."""
+    return new_url
 
 
 async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
@@ -50,6 +57,7 @@ async def costs(bench: Bench, newcomers: list[int]) -> dict[str, int]:
 async def test_rule_24_a_wait_queue_of_thousands_costs_what_one_of_ten_costs(
     url: str, connection: asyncpg.Connection
 ) -> None:
+    await without_autovacuum(url)
     await connection.execute(DECLARE)
     await connection.execute(BUCKET)
     await connection.fetch(LINE, 6, "executing", "both")
@@ -70,6 +78,7 @@ async def test_rule_24_a_wait_queue_of_thousands_costs_what_one_of_ten_costs(
 async def test_rule_24_the_fast_path_costs_the_same_with_a_wait_queue_of_thousands(
     url: str, connection: asyncpg.Connection
 ) -> None:
+    await without_autovacuum(url)
     await connection.execute(DECLARE)
     for number, status, kind in ((6, "executing", "slot"), (10, "runnable", "slot"), (10, "runnable", "limit")):
         await connection.fetch(LINE, number, status, kind)

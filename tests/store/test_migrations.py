@@ -40,6 +40,12 @@ select from pg_stat_activity where datname = current_database() and application_
 
 
 @pytest.fixture
+def url(new_url: str) -> str:
+    """One that was used has another definition of the clock."""
+    return new_url
+
+
+@pytest.fixture
 async def empty(empty_url: str) -> AsyncIterator[Database]:
     database = Database(empty_url, most=8)
     await database.open()

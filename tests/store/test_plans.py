@@ -10,7 +10,7 @@ import pytest
 
 from stepwell._store.testing import databases
 from tests.store import backlog
-from tests.store.cases import CASES, SESSIONS, Case, Sample, sample
+from tests.store.cases import CASES, SESSIONS, Case, Sample, look
 from tests.store.conftest import Deep
 from tests.store.plans import Bench, Plan, benched, without_autovacuum
 
@@ -21,17 +21,15 @@ STEADY = [case for case in CASES if not case.by_statistics]
 
 
 @pytest.fixture
+def url(new_url: str) -> str:
+    """Pages are counted."""
+    return new_url
+
+
+@pytest.fixture
 async def benches() -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as stack:
         yield stack
-
-
-async def look(url: str) -> Sample:
-    connection = await asyncpg.connect(url)
-    try:
-        return await sample(connection)
-    finally:
-        await connection.close()
 
 
 def check(case: Case, plan: Plan) -> None:
@@ -66,7 +64,7 @@ async def test_the_backlog_is_as_deep_as_it_says(deep: Deep) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_a_statement_has_its_one_good_plan_on_a_deep_backlog(deep: Deep, case: Case) -> None:
-    arguments = case.arguments(await look(deep.url), case.size)
+    arguments = case.arguments(deep.given, case.size)
 
     async with benched(deep.url, case.settings) as bench:
         await bench.vacuum()

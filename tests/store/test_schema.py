@@ -13,6 +13,12 @@ from tests.support.dump_schema import dump
 SCHEMA = (files("stepwell._store") / "schema.sql").read_text("utf-8")
 
 
+@pytest.fixture
+def url(new_url: str) -> str:
+    """One that was used has another definition of the clock."""
+    return new_url
+
+
 async def test_the_migrations_produce_exactly_schema_sql(connection: asyncpg.Connection) -> None:
     assert await dump(connection) == SCHEMA, "generate schema.sql again: `make schema` says how"
 
