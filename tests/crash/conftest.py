@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -15,16 +15,8 @@ from tests.support.contest import Contest
 from tests.support.crash_app import CREATE_EFFECTS, MACHINES
 from tests.support.processes import WorkerProcess, worker_processes
 from tests.support.race import Plain, Race
-from tests.support.shared_database import SharedHarness, shared_database
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
-
-
-@pytest.fixture(scope="session")
-def shared_url() -> Iterator[str]:
-    """A database for many tests, each of which empties it."""
-    with shared_database() as url:
-        yield url
 
 
 @pytest.fixture
@@ -51,9 +43,9 @@ async def h(make_harness: MakeHarness) -> Harness:
 
 
 @pytest.fixture
-async def contest(shared_url: str) -> AsyncIterator[Contest]:
+async def contest() -> AsyncIterator[Contest]:
     """Two or more connections on one database: `one, other = await contest.join()`."""
-    async with SharedHarness(shared_url, [contests.Plain]) as harness, Contest.on(harness) as contest:
+    async with Harness([contests.Plain]) as harness, Contest.on(harness) as contest:
         yield contest
 
 

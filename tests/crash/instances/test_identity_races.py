@@ -7,14 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from stepwell import Context, Done, Duplicate, Handle, Machine, Spawn, step
+from stepwell import Context, Done, Duplicate, Engine, Handle, Machine, Spawn, step
 from stepwell._core.store_errors import Contention
 from stepwell._store.operations import commit
 from stepwell._store.operations.start import insert_full
 from stepwell.testing import armed
 from tests.support.commits import full_path
 from tests.support.contest import Contest, Contestant, Plain, done, spawned, stopped
-from tests.support.shared_database import SharedHarness
 from tests.support.waiting import eventually
 
 BUSY = 20
@@ -81,14 +80,14 @@ class Keyed(Machine, initial="a"):
 
 @pytest.mark.parametrize(("ending", "children"), [("commit", 0), ("rollback", 1)])
 async def test_a_group_commit_does_not_wait_for_a_caller_that_holds_a_childs_key(
-    contest: Contest, shared_url: str, ending: str, children: int
+    contest: Contest, ending: str, children: int
 ) -> None:
     [caller] = await contest.join(1)
-    async with SharedHarness(shared_url, [Plain, Keyed]) as h:
-        spawner = await h.engine.start(Keyed, {"key": "k"})
-        await h.engine.start_many([Plain.child({}, step="b")] * BUSY)
+    async with Engine(contest.harness.url, machines=[Plain, Keyed]) as engine:
+        spawner = await engine.start(Keyed, {"key": "k"})
+        await engine.start_many([Plain.child({}, step="b")] * BUSY)
         with armed("executor.returned", hold=True) as returned:
-            async with h.engine.worker({"default": 50}) as worker:
+            async with engine.worker({"default": 50}) as worker:
                 await returned.reached(1 + BUSY)
                 await caller.begin()
                 await start(contest, caller, "k")
@@ -117,18 +116,18 @@ async def test_in_one_batch_with_the_spawn_all_outcomes_would_wait_for_the_calle
 
 
 async def test_spawns_that_wait_for_a_callers_key_leave_the_worker_connections(
-    contest: Contest, shared_url: str
+    contest: Contest
 ) -> None:
     """Many spawns of one key wait for a caller's transaction; claims and commits still have connections."""
     [caller] = await contest.join(1)
-    async with SharedHarness(shared_url, [Plain, Keyed]) as h:
+    async with Engine(contest.harness.url, machines=[Plain, Keyed]) as engine:
         await caller.begin()
         await start(contest, caller, "k")
-        spawners = await h.engine.start_many([Keyed.child({"key": "k"})] * 30)
-        async with h.engine.worker({"default": 50}):
+        spawners = await engine.start_many([Keyed.child({"key": "k"})] * 30)
+        async with engine.worker({"default": 50}):
             await eventually(contest.is_anybody_waiting)
 
-            others = await h.engine.start_many([Plain] * 5)
+            others = await engine.start_many([Plain] * 5)
             assert [await other.result(timeout=20) for other in others if isinstance(other, Handle)] == [0] * 5
 
             await caller.commit()

@@ -11,9 +11,9 @@ from stepwell import Context, Done, Machine, step
 from stepwell._store import concurrency_keys, operators, retention
 from stepwell._store.connection import notifications
 from stepwell._store.operations import commit
+from stepwell.testing import Harness
 from tests.support.commits import full_path
 from tests.support.contest import Contest, Contestant, Plain, done, following, spawned
-from tests.support.shared_database import SharedHarness
 from tests.support.waiting import eventually
 
 
@@ -215,9 +215,9 @@ class Long(Machine, initial="run"):
         return Done(ctx.resources.begun)
 
 
-async def test_a_late_notification_of_a_restart_does_not_stop_the_run_after_it(shared_url: str) -> None:
+async def test_a_late_notification_of_a_restart_does_not_stop_the_run_after_it() -> None:
     runs, heard = Runs(), list[str]()
-    async with SharedHarness(shared_url, [Long], resources=runs) as h, h.engine.worker():
+    async with Harness([Long], resources=runs) as h, h.engine.worker():
         assert h.engine._notifier is not None
         h.engine._notifier.subscribe(notifications.REVOKED, heard.append)
         handle = await h.engine.start(Long)

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from stepwell.testing import Harness
 from tests.features.interactions.machines import Batch, Expense
 from tests.support.asked import Asked, Asker
-from tests.support.shared_database import SharedHarness
 from tests.support.transports import Recording
 
 
 @pytest.fixture
-async def asked(shared_url: str) -> AsyncIterator[Asked]:
+async def asked() -> AsyncIterator[Asked]:
     """Two or more connections on one database, and interactions: `one, other = await asked.join()`.
 
     Whatever a test does, at the end everything is counted, and no interaction is open without an instance that waits
@@ -21,6 +21,6 @@ async def asked(shared_url: str) -> AsyncIterator[Asked]:
     """
     machines = [Asker, Expense, Batch]
     transports = [Recording("there")]
-    async with SharedHarness(shared_url, machines, transports=transports) as harness, Asked.on(harness) as asked:
+    async with Harness(machines, transports=transports) as harness, Asked.on(harness) as asked:
         yield asked
         assert await asked.problems() == []

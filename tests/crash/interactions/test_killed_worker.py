@@ -35,7 +35,6 @@ from tests.support.ask_process import (
 )
 from tests.support.asked import problems_in
 from tests.support.processes import WorkerProcess
-from tests.support.shared_database import SharedHarness
 from tests.support.waiting import eventually
 
 SOON = timedelta(milliseconds=200)
@@ -150,8 +149,8 @@ def test_every_probe_point_is_killed_at_or_has_a_reason_not_to_be() -> None:
 
 
 @pytest.fixture
-async def h(shared_url: str) -> AsyncIterator[Harness]:
-    async with SharedHarness(shared_url, MACHINES, token_keys=KEYS) as harness:
+async def h() -> AsyncIterator[Harness]:
+    async with Harness(MACHINES, token_keys=KEYS) as harness:
         await harness.sql(CREATE_SENDINGS)
         await harness.sql(CREATE_BOOKINGS)
         yield harness

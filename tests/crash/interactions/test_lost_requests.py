@@ -21,7 +21,6 @@ from tests.features.interactions.looks import SECRET
 from tests.features.interactions.machines import Batch, Expense
 from tests.support.asked import BROKEN
 from tests.support.proxy import Mishap, Part, Proxy, proxy_to
-from tests.support.shared_database import SharedHarness
 from tests.support.transports import Recording
 from tests.support.waiting import eventually
 
@@ -77,11 +76,11 @@ async def _has(ids: Any, number: int) -> bool:
 
 
 @pytest.fixture
-async def road(shared_url: str) -> AsyncIterator[Road]:
+async def road() -> AsyncIterator[Road]:
     there = Recording("there")
     options: dict[str, Any] = {"machines": [Expense, Batch], "transports": [there], "token_keys": {"k": SECRET}}
     async with (
-        SharedHarness(shared_url, [Expense, Batch], token_keys={"k": SECRET}) as harness,
+        Harness([Expense, Batch], token_keys={"k": SECRET}) as harness,
         proxy_to(harness.url) as proxy,
         Engine(proxy.url, **options, **dict.fromkeys(EVERY, BEAT)) as engine,
     ):

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from stepwell.testing import Harness
 from tests.features.pipelines.streams import BROKEN
 from tests.support.asked import Asked, Asker
-from tests.support.shared_database import SharedHarness
 
 
 @pytest.fixture
-async def asked(shared_url: str) -> AsyncIterator[Asked]:
+async def asked() -> AsyncIterator[Asked]:
     """Two or more connections on one database: `one, other = await asked.join()`. At the end everything is counted."""
-    async with SharedHarness(shared_url, [Asker]) as harness, Asked.on(harness) as asked:
+    async with Harness([Asker]) as harness, Asked.on(harness) as asked:
         yield asked
         assert await asked.problems() == []
         assert [row["problem"] for row in await asked.sql(BROKEN)] == []

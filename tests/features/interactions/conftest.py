@@ -1,9 +1,9 @@
-"""One database for all tests of a module, emptied for each; an engine on it with machines that ask, and keys."""
+"""An engine with machines that ask, and keys."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,10 +14,9 @@ from stepwell.testing import Harness
 from tests.conftest import MakeHarness
 from tests.features.interactions.looks import COMPLETERS, SECRET, PythonCompleter
 from tests.features.interactions.machines import Batch, Expense
-from tests.support.shared_database import SharedHarness, shared_database
 
 
-class LookingHarness(SharedHarness):
+class LookingHarness(Harness):
     """Reads rows over one connection, which is cheaper than one for each read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -33,19 +32,13 @@ class LookingHarness(SharedHarness):
             return list(await self._connection.fetch(statement, *args))
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with shared_database() as made:
-        yield made
-
-
 @pytest.fixture
-async def make_harness(url: str) -> AsyncIterator[MakeHarness]:
-    """An engine on the emptied database: `h = await make_harness([…], **settings)`."""
+async def make_harness() -> AsyncIterator[MakeHarness]:
+    """An engine on a database of its own: `h = await make_harness([…], **settings)`."""
     async with AsyncExitStack() as stack:
 
         async def make(machines: Any = (), **options: Any) -> Harness:
-            return await stack.enter_async_context(LookingHarness(url, machines, **options))
+            return await stack.enter_async_context(LookingHarness(machines, **options))
 
         yield make
 

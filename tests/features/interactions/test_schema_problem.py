@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -40,6 +40,7 @@ from tests.features.interactions.kinds import (
     Short,
     Team,
 )
+from tests.support.shared_database import shared_database
 
 
 class Left(msgspec.Struct, tag=True):
@@ -145,6 +146,12 @@ VALUES = st.recursive(
 FREE = {  # by EXAMPLES
     "loose tree", "paid", "moment", "day", "id", "money", "struct", "model", "list of models", "dict of models", "team",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with shared_database() as made:
+        yield made
 
 
 @pytest.fixture

@@ -96,10 +96,10 @@ SHAPES = [single, last, last_each, unfold, fold, every, twice, rounds, scores, m
 
 
 @pytest.fixture
-async def h(streams_url: str) -> AsyncIterator[Harness]:
+async def h() -> AsyncIterator[Harness]:
     seen.forget()
     told.clear()
-    async with LookingHarness(streams_url, SHAPES) as harness:
+    async with LookingHarness(SHAPES) as harness:
         yield harness
         assert await harness.sql(BROKEN) == []
 

@@ -47,7 +47,7 @@ class Untidy(Machine):
 
 
 @pytest.fixture
-async def untidy_role(url: str, make: MakeHarness) -> None:
+async def untidy_role(make: MakeHarness) -> None:
     h = await make([])
     await h.sql("do $$ begin create role stepwell_untidy; exception when duplicate_object then null; end $$")
 
