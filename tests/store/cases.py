@@ -197,7 +197,7 @@ def settle(given: Sample, size: int) -> tuple[Any, ...]:
 
 
 def children(given: Sample, size: int) -> tuple[Any, ...]:
-    return ends(given, size // 10)
+    return (*ends(given, size // 10), -1, 5_000)
 
 
 def admit(given: Sample, size: int) -> tuple[Any, ...]:
@@ -271,7 +271,8 @@ CASES = [
     Case("limits/prune", lambda _, n: ("", 5_000), 1, _on("rate_queue")),
     Case("limits/admit_held", lambda _, n: ("", 0, 5_000), 1, _on("unlimited", "pkey")),
     Case("workers/forget", lambda _, n: (1, LEASE), 20, _on("executing"), 6),
-    *(Case("signals/load", lambda given, n: (given.parked[:n],), n, frozenset(), 8, inbox=_INBOX) for n in (1, 100)),
+    *(Case("signals/load", lambda given, n: (given.parked[:n], 0, 5_000), n, frozenset(), 8, inbox=_INBOX)
+      for n in (1, 100)),
     *(Case("signals/recheck", recheck, n, _on("pkey"), 45, inbox=_INBOX) for n in (1, 100)),
     *(Case("signals/consume", consume, n, frozenset(), 16, inbox=_SIGNAL) for n in (1, 100)),
     *(Case("signals/drop", lambda given, n: (given.parked[:n], True, 5_000, 0), n, _on("pkey"), 18,

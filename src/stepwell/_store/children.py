@@ -9,6 +9,8 @@ from stepwell._core.serialization.codec import decode_value
 from stepwell._core.status import STATUSES
 from stepwell._store.connection.pool import Database, Queryable
 
+PAGE = 5_000  # children of one parent that one statement reads
+
 
 async def lock_parents(db: Queryable, ids: Sequence[int]) -> set[int]:
     """Lock parents; returns those that nobody else holds, and those that are gone."""
@@ -43,15 +45,22 @@ async def recount(db: Database, ids: Sequence[int]) -> list[tuple[int, str]]:
 
 
 async def load(db: Queryable, rounds: dict[int, int]) -> dict[int, tuple[Child, ...]]:
-    """Children of the given round by parent, in spec order."""
+    """Children of the given round by parent, in spec order; very many page by page."""
     found: dict[int, list[Child]] = {}
-    for parent, index, id_, key, machine, version, status, state, result, error in await db.fetch(
-        "children/load", list(rounds), list(rounds.values())
-    ):
+    await _load_page(db, rounds, -1, found)
+    for parent in [parent for parent, children in found.items() if len(children) == PAGE]:
+        while await _load_page(db, {parent: rounds[parent]}, found[parent][-1].index, found) == PAGE:
+            pass
+    return {parent: tuple(children) for parent, children in found.items()}
+
+
+async def _load_page(db: Queryable, rounds: dict[int, int], after: int, found: dict[int, list[Child]]) -> int:
+    rows = await db.fetch("children/load", list(rounds), list(rounds.values()), after, PAGE)
+    for parent, index, id_, key, machine, version, status, state, result, error in rows:
         child = Child(
             index, id_, key, machine, version, STATUSES[status], decode_value(state),
             None if result is None else decode_value(result),
             None if error is None else Failure(**decode_value(error)),
         )  # fmt: skip
         found.setdefault(parent, []).append(child)
-    return {parent: tuple(children) for parent, children in found.items()}
+    return len(rows)

@@ -11,16 +11,25 @@ from stepwell._core.instance import Signal
 from stepwell._core.serialization.codec import decode_value
 from stepwell._store.connection.pool import Queryable, Row
 
-PAGE = 5_000  # signals that one statement deletes
+PAGE = 5_000  # signals of one instance that one statement reads, consumes or deletes
 _INBOX = msgspec.json.Decoder(list[tuple[int, str, str | None, str | None, datetime]])
 
 
 async def load(db: Queryable, ids: Sequence[int]) -> dict[int, tuple[Signal, ...]]:
-    """Inboxes by instance, in arrival order."""
+    """Inboxes by instance, in arrival order; large ones page by page."""
     inboxes: dict[int, list[Signal]] = {}
-    for instance_id, *stored in await db.fetch("signals/load", ids):
-        inboxes.setdefault(instance_id, []).append(_read(*stored))
+    await _load_page(db, ids, 0, inboxes)
+    for instance_id in [instance_id for instance_id, inbox in inboxes.items() if len(inbox) == PAGE]:
+        while await _load_page(db, [instance_id], inboxes[instance_id][-1].id, inboxes) == PAGE:
+            pass
     return {instance_id: tuple(inbox) for instance_id, inbox in inboxes.items()}
+
+
+async def _load_page(db: Queryable, ids: Sequence[int], after: int, inboxes: dict[int, list[Signal]]) -> int:
+    rows = await db.fetch("signals/load", ids, after, PAGE)
+    for instance_id, *stored in rows:
+        inboxes.setdefault(instance_id, []).append(_read(*stored))
+    return len(rows)
 
 
 def read_inbox(text: str) -> tuple[Signal, ...]:
@@ -40,7 +49,8 @@ async def recheck(db: Queryable, parked: Sequence[tuple[int, tuple[int, ...]]]) 
 
 
 async def consume(db: Queryable, signal_ids: Sequence[int]) -> None:
-    await db.fetch("signals/consume", signal_ids)
+    for first in range(0, len(signal_ids), PAGE):
+        await db.fetch("signals/consume", signal_ids[first : first + PAGE])
 
 
 async def drop(db: Queryable, instance_ids: Sequence[int]) -> bool:

@@ -14,6 +14,7 @@ from stepwell import Context, Done, Machine, Spawn, Status, job, step
 from stepwell._core.commit import PAGE, Commit
 from stepwell._core.instance import Claim
 from stepwell._process import probes
+from stepwell._store import children
 from stepwell._store.connection.pool import CLIENT, PLAN_ANEW
 from stepwell._store.connection.sql_files import statement
 from tests.conftest import MakeHarness
@@ -91,16 +92,32 @@ async def test_no_statement_inserts_more_than_a_page_of_children(contest: Contes
     assert await contest.row(parent.id, "status", "children_pending", "round") == ("awaiting_children", MANY, 1)
 
 
+async def test_very_many_children_are_read_in_pages_and_in_order(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "PAGE", 1_000)
+    [by] = await contest.join(1)
+    many_of, spawn = await many(contest, by)
+    few_of = await contest.executing(by)
+    await contest.flush(by, spawn, spawned(few_of, contest.entries(Plain.child())))
+
+    families = await children.load(by, {many_of.id: 1, few_of.id: 1})
+
+    assert [child.index for child in families[many_of.id]] == list(range(MANY))
+    assert [child.index for child in families[few_of.id]] == [0]
+    assert {len(rows) for rows in by.answers("children/load")} == {1_001, 1_000, MANY % 1_000}
+
+
 async def test_a_page_of_large_states_has_fewer_children(contest: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell._store.operations.start.LARGEST_TEXT", 10_000)
     [by] = await contest.join(1)
     claim = await contest.executing(by)
-    children = contest.entries(*[Plain.child({"note": "x" * 9})] * MANY)
+    wide = contest.entries(*[Plain.child({"note": "x" * 9})] * MANY)
 
-    await contest.flush(by, spawned(claim, children))
+    await contest.flush(by, spawned(claim, wide))
 
     pages = [len(rows[0]["ids"]) for rows in by.answers("children/start_fast")]
-    assert (sum(pages), max(pages)) == (MANY, 10_000 // len(children[0].state))
+    assert (sum(pages), max(pages)) == (MANY, 10_000 // len(wide[0].state))
 
 
 async def test_children_on_different_pages_with_one_key_are_one_child(contest: Contest) -> None:

@@ -1,4 +1,4 @@
-"""Very large inboxes are deleted in pages, with the end, the restart or the prune of their instance."""
+"""Very large inboxes are read, consumed and deleted in pages."""
 
 from __future__ import annotations
 
@@ -47,6 +47,33 @@ async def with_inbox(contest: Contest, by: Contestant) -> Claim:
     await signalled(contest, claim.id)
     await contest.sql("update stepwell.instances set has_inbox = true where id = $1", claim.id)
     return claim
+
+
+async def test_large_inboxes_are_read_in_pages_and_whole(contest: Contest) -> None:
+    [by] = await contest.join(1)
+    sizes = {(await contest.executing(by)).id: number for number in (MANY, 0, 1, PAGE, 2 * PAGE)}
+    for instance, number in sizes.items():
+        await signalled(contest, instance, number)
+    stored = await contest.sql("select instance_id, id from stepwell.signals order by id")
+
+    inboxes = await signals.load(by, [*sizes])
+
+    read = [(instance, signal.id) for instance, inbox in sorted(inboxes.items()) for signal in inbox]
+    assert read == sorted(tuple(row) for row in stored)
+    first, *others = (len(rows) for rows in by.answers("signals/load"))
+    assert (first, max(others)) == (PAGE + 1 + PAGE + PAGE, PAGE)
+
+
+async def test_very_many_signals_are_consumed_in_pages_of_one_transaction(contest: Contest) -> None:
+    [by] = await contest.join(1)
+    claim = await with_inbox(contest, by)
+    inbox = (await signals.load(by, [claim.id]))[claim.id]
+    commit = replace(done(claim), consumes=tuple(signal.id for signal in inbox))
+
+    assert await contest.flush(by, commit) == [claim.id]
+
+    assert len(by.answers("signals/consume")) == 4
+    assert await left(contest) == 0
 
 
 async def test_a_large_inbox_is_pruned_in_pages_together_with_its_instance(contest: Contest) -> None:
