@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stepwell._core.instance import Claim
-from stepwell._worker.active_claims import SUBMITTED, ActiveClaim, ActiveClaims
+from stepwell._worker.active_claims import COMMITTED, SUBMITTED, ActiveClaim, ActiveClaims
 from tests.unit.claims import make_claim
 
 
@@ -78,6 +78,18 @@ async def test_abandoning_a_claim_cancels_its_task_with_the_reason() -> None:
     assert (abandoned, active.abandoned, len(active_claims)) == (1, True, 0)
     with pytest.raises(asyncio.CancelledError, match="the lease is lost"):
         await active.task
+
+
+async def test_a_claim_with_a_committed_outcome_is_not_abandoned() -> None:
+    active_claims = ActiveClaims()
+    active = take(active_claims, make_claim())
+    active.task = asyncio.create_task(asyncio.sleep(0))  # it gives its connection back
+    active.stage = COMMITTED
+
+    active_claims.abandon([7], "the lease is lost")
+
+    await active.task
+    assert not active.abandoned
 
 
 def test_a_claim_without_a_task_can_be_abandoned() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from stepwell import Context, Done, Engine, Machine, Next, Status, step
+from stepwell import Context, Done, Engine, Machine, Next, Spawn, Status, step
 from stepwell._store.connection.sql_files import statement
 from stepwell._worker.worker import Worker
 from stepwell.testing import Harness, Point, armed
@@ -126,3 +126,42 @@ async def test_a_lost_commit_does_not_continue_with_a_newer_claim_of_its_worker(
     assert lost.notes.begun == ["one", "one", "two"]
     assert lost.notes.told == ["stale one", "committed one", "committed two"]
     assert (result, (await lost.walk.get()).state) == ({"by": "one"}, {"by": "one"})
+
+
+class Child(Machine):
+    @step
+    async def start(self, ctx: Context[Any]) -> Done:
+        return Done()
+
+
+class Split(Machine, initial="split"):
+    """Spawns a child with a key: its outcome is committed apart from others."""
+
+    @step
+    async def split(self, ctx: Context[Any]) -> Spawn:
+        ctx.resources.begun.append("split")
+        return Spawn([Child.child(key="one")], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[Any]) -> Done:
+        return Done(len(ctx.children))
+
+
+async def test_an_outcome_committed_apart_with_a_lost_reply_is_reported_committed(make_harness: MakeHarness) -> None:
+    notes = Notes()
+    h = await make_harness([Split, Child], resources=notes)
+    async with proxy_to(h.url) as proxy, Engine(proxy.url, machines=[Split, Child], resources=notes) as engine:
+        engine.on(["committed", "stale"], lambda event: notes.told.append(f"{event.name} {event.step}"))
+        async with engine.worker() as worker:
+            with armed("committer.before_commit", hold=True) as before:
+                split = await h.engine.start(Split)
+                await before.reached()
+                loss = proxy.lose("answer", statement("instances/commit"), with_commit=True)
+                before.release()
+                async with asyncio.timeout(20):
+                    await loss.happened.wait()
+            result = await split.result(timeout=20)
+            await eventually(lambda: len(notes.told) == 3)
+
+    assert (result, notes.begun, worker.stats.stale) == (1, ["split"], 0)
+    assert sorted(notes.told) == ["committed join", "committed split", "committed start"]
