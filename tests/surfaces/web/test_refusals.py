@@ -108,10 +108,12 @@ async def test_a_caller_that_comes_back_is_logged_at_once(caplog: pytest.LogCapt
 
 
 async def test_the_last_count_is_logged_without_a_further_refusal(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = RefusalLog(every=0.05)
+    clock = Clock()
+    refusals = RefusalLog(every=0.05, clock=clock)
 
     for _ in range(3):
         refusals.note("10.0.0.7", "401 a")
+    clock.now += 0.05
     await eventually(lambda: len(lines(caplog)) > 1)
 
     assert lines(caplog)[1] == "refused 10.0.0.7: 2 more in 0.05 s, the last: 401 a"
