@@ -107,6 +107,28 @@ async def test_a_completion_may_arrive_before_its_sending_is_recorded(make_harne
     assert len(server.requests) == 1
 
 
+async def test_a_broker_brings_completions_of_any_transport_but_none_without_its_token(
+    make_harness: MakeHarness,
+) -> None:
+    """The security guide says so: several transports may share a topic of completions."""
+    side = BrokerSide()
+    h = await make_harness([Expense], transports=[side.make_transport()], token_keys={"1": SECRET})
+    async with h.engine.worker():
+        open_one = await h.engine.start(Expense, {"amount": 1}, tenant="acme")
+        guarded = await h.engine.start(Expense, {"amount": 2, "token": True}, tenant="acme")
+        for expense in (guarded, open_one):
+            await expense.wait(until="settled", timeout=10)
+        asked = {q.instance_id: q.id for q in (await h.engine.interactions.pending(tenant="acme")).items}
+
+        for expense in (guarded, open_one):
+            await side.answer(Answer(interaction=asked[expense.id], reply=YES, tenant="acme"))
+        result = await open_one.result(timeout=10)
+
+    assert result["status"] == "completed"
+    assert (await guarded.get()).status == "awaiting_external"
+    assert len(side.broker.dead) == 1
+
+
 async def test_a_forbidden_address_fails_the_interaction_at_once(make_harness: MakeHarness) -> None:
     async def inside(host: str, port: int) -> Sequence[str]:
         return ["10.0.0.1"]
