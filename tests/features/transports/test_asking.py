@@ -107,7 +107,7 @@ async def test_a_completion_may_arrive_before_its_sending_is_recorded(make_harne
     assert len(server.requests) == 1
 
 
-async def test_a_broker_brings_completions_of_any_transport_but_none_without_its_token(
+async def test_a_broker_completes_interactions_of_any_transport_without_a_token(
     make_harness: MakeHarness,
 ) -> None:
     """The security guide says so: several transports may share a topic of completions."""
