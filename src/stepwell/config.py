@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from stepwell.errors import InvalidDatabaseURL, SettingError
 
 MAX_QUEUE_SLOTS = 10_000
-MAX_PAYLOAD_CEILING = 256 * 1024 * 1024  # jsonb itself ends at 256 MB
+MAX_PAYLOAD_CEILING = 256 * 1024 * 1024  # jsonb holds at most 256 MB
 MAX_NAME = 200
 SESSIONS = ("asyncpg", "sqlalchemy")
 FAIR_BY = ("tenant",)

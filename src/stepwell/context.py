@@ -36,7 +36,7 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True, eq=False):
 
     @property
     def reply(self) -> Any:
-        """The reply to the question that the step before asked; None if it asked none, or several (see `replies`)."""
+        """The reply to the `Ask` of the step before; None if there was none, or one with several (see `replies`)."""
         return self.replies[0] if len(self.replies) == 1 else None
 
     @property

@@ -173,7 +173,7 @@ class InvalidPipeline(DefinitionError):
 
 class VersionInUse(DefinitionError):
     def __init__(self, machine: str, version: int, run: int) -> None:
-        super().__init__(f"{machine!r} version {version}: its steps or questions differ from those of its living "
+        super().__init__(f"{machine!r} version {version}: its steps or await steps differ from those of its living "
                          f"runs, such as {run}; raise version=, and register the old one too until its last run has "
                          "ended")
         self.machine, self.version, self.run = machine, version, run

@@ -171,7 +171,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Ask an external system, and park until it has replied or `timeout` passes; continue at `then` with `ctx.reply`.
 
     `reply` is the type of the reply; one that does not fit is refused, and the interaction stays open. A list as the
-    request is one question about many items. `idempotency` names fields of the request that form a key, by which the
+    request is one interaction about many items. `idempotency` names fields of the request that form a key, by which the
     external system can recognise a repeated request; other executions have other keys, unless it is `shared`.
     With `token`, a completion needs the signed token. A list in the request or the reply has at most `max_items`; 0: as
     many as `max_payload` allows. Consumes the signals of this step.

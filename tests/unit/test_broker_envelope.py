@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stepwell import InvalidEnvelope
 from stepwell.transports import Answer
 from stepwell.transports.broker.envelope import (
-    ANSWER,
-    QUESTION,
+    COMPLETION,
+    INTERACTION,
     load_schema,
     read_completion,
     write_headers,
@@ -30,7 +30,7 @@ VALUES = st.one_of(st.none(), st.sampled_from(["", " ", "\t\n", "a", "é"]), st.
                    st.lists(st.none(), max_size=1))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [QUESTION, ANSWER])
+@pytest.mark.parametrize("name", [INTERACTION, COMPLETION])
 def test_the_published_schemas_are_valid_json_schemas(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(load_schema(name))
 
@@ -43,9 +43,9 @@ def test_sent_messages_fit_the_schema(changes: dict[str, Any]) -> None:
 
     sent = msgspec.json.decode(write_interaction(dispatch))
 
-    jsonschema.validate(sent, load_schema(QUESTION))
+    jsonschema.validate(sent, load_schema(INTERACTION))
     assert sent == dispatch.envelope()
-    assert set(sent) == set(load_schema(QUESTION)["properties"])
+    assert set(sent) == set(load_schema(INTERACTION)["properties"])
 
 
 CHANGES = st.dictionaries(st.sampled_from(FIELDS), VALUES)
@@ -53,7 +53,7 @@ CHANGES = st.dictionaries(st.sampled_from(FIELDS), VALUES)
 
 @given(st.one_of(CHANGES, CHANGES.map(lambda changes: {**RIGHT, **changes}), VALUES))
 def test_accepted_messages_fit_the_schema(document: Any) -> None:
-    allowed = jsonschema.Draft202012Validator(load_schema(ANSWER)).is_valid(document)
+    allowed = jsonschema.Draft202012Validator(load_schema(COMPLETION)).is_valid(document)
 
     try:
         read_completion(msgspec.json.encode(document))

@@ -94,7 +94,7 @@ def test_every_error_is_public() -> None:
         (SchemaTooNew(9, 1),
          "the schema 'stepwell' is at version 9, this Stepwell knows up to 1; upgrade the package on this host"),
         (VersionInUse("bill", 1, 5),
-         ("'bill' version 1: its steps or questions differ from those of its living runs, such as 5; raise "
+         ("'bill' version 1: its steps or await steps differ from those of its living runs, such as 5; raise "
           "version=, and register the old one too until its last run has ended")),
         (ForeignSchema("the schema stepwell", "mallory"),
          ("the schema stepwell belongs to 'mallory', and this role is not a member of that role; code in the schema "

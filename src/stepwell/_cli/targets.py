@@ -18,7 +18,7 @@ def add_target(parser: ArgumentParser) -> None:
 
 def add_key_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--key", help="its key, instead of its id")
-    parser.add_argument("--tenant", help="the key's tenant; with an ID, the tenant that the instance has to have")
+    parser.add_argument("--tenant", help="the key's tenant; with an ID, the tenant that the instance must have")
 
 
 def add_operator_flags(parser: ArgumentParser) -> None:

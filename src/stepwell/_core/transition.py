@@ -101,7 +101,7 @@ def _park(
     registry: Registry,
     max_payload: int,
 ) -> Commit:
-    """The common part of all parks: the row continues at `then`, once what it waits for has come."""
+    """The common part of all parks: the row continues at `then` once the signals, children or replies have come."""
     step = target(definition, "then", outcome.then)
     needs = registry.limits.of_next(definition.needs.get(step), claim.needs)
     parked = Commit(

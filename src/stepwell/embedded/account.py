@@ -46,7 +46,7 @@ class Account:
         return self.uid == os.geteuid()
 
     def run(self, program: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        # The server needs neither PGPORT and its kin nor the caller's secrets.
+        # The server needs neither variables such as PGPORT nor the caller's secrets.
         passed_on = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         return subprocess.run(  # noqa: S603 - a program of the wheel, without a shell
             [program, *arguments],

@@ -173,7 +173,7 @@ class EmbeddedServer:
             )
 
     def _launch(self) -> None:
-        """Start the postmaster and wait until it is ready, or until a temporary obstacle is in its way."""
+        """Start the postmaster and wait until it is ready, or until a temporary problem stops it."""
         self._remove_stale_locks()
         written_to = self.folder / "server.log"
         known = written_to.stat().st_size if written_to.exists() else 0

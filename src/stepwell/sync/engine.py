@@ -76,12 +76,12 @@ class SyncEngine:
 
     @property
     def limits(self) -> SyncLimitOperations:
-        """The limits at run time: look at them, change them, reset them."""
+        """The limits at run time: list them, change them, reset them."""
         return SyncLimitOperations(self._ask)
 
     @property
     def interactions(self) -> SyncInteractions:
-        """Interactions with external systems: which are open, one of them, its token."""
+        """Interactions with external systems: the open ones, a single one, its token."""
         return SyncInteractions(self._ask)
 
     @property
@@ -98,12 +98,12 @@ class SyncEngine:
         return self._engine.on(events) if callback is None else self._engine.on(events, callback)
 
     def off(self, callback: Callback) -> None:
-        """Take a callback off every event it was hooked to."""
+        """Remove a callback from every event it was hooked to."""
         self._engine.off(callback)
 
     @property
     def dropped_events(self) -> int:
-        """Events that were dropped because callbacks were too slow."""
+        """The number of events that were dropped because callbacks were too slow."""
         return self._engine.dropped_events
 
     def handle(

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class SyncHandle(Generic[Result_co]):
-    """A started instance. It outlives `close()` and may be used after a fork: it only knows which one it is."""
+    """A started instance. It outlives `close()` and may be used after a fork: it holds only the id of the instance."""
 
     __slots__ = ("_ask_engine", "_definition", "id", "key")
 

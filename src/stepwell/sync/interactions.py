@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class SyncInteractions:
-    """The open interactions, one of them, its token: `engine.sync.interactions`."""
+    """The open interactions, a single one, its token: `engine.sync.interactions`."""
 
     def __init__(self, ask_engine: Ask) -> None:
         self._ask_engine = ask_engine

@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class SyncLimitOperations:
-    """`engine.sync.limits`: look at limits, change them, reset them."""
+    """`engine.sync.limits`: list limits, change them, reset them."""
 
     def __init__(self, ask_engine: Ask) -> None:
         self._ask_engine = ask_engine

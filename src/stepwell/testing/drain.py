@@ -1,4 +1,4 @@
-"""Runs what may run, one step at a time in claim order, until nothing may; the database tells, without waiting."""
+"""Runs claimable rows, one step at a time in claim order, until there are none, which the database says at once."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Drain:
         if worker.taken:
             await self._collect(worker)
             return True
-        return found is not None or await worker.ask_world(self._admit, self._options.patience)
+        return found is not None or await worker.exchange_interactions(self._admit, self._options.patience)
 
     async def _admit(self, completion: Answer) -> Completion:
         return await self._engine._operations.completing.complete(completion)  # noqa: SLF001 - like a worker's receiver
@@ -236,7 +236,7 @@ class _WorkerRun:
         await self.worker.expire(dead)
 
     async def survive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await under watch; raises _Death if a fault strikes meanwhile."""
+        """Await the work; raises _Death if a fault strikes before it ends."""
         with self._watch.armed():
             doing = asyncio.create_task(work)
             dying = asyncio.create_task(self._watch.died.wait())

@@ -37,7 +37,7 @@ class Fault:
         return self.reached >= self.nth
 
     def strikes(self, point: str, claim: Claim | None) -> bool:
-        """Whether this is the time."""
+        """Whether the worker dies here."""
         if point != self.point or self.is_spent or not self._concerns(claim):
             return False
         self.reached += 1

@@ -1,4 +1,4 @@
-"""A worker that is led by hand: it claims when told to, and can die as a killed process does."""
+"""A worker that a drain controls: it claims only when told to, and can die as a killed process does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeClaim = Callable[..., Coroutine[Any, Any, Claimed | None]]
 
 
 class OpenQueueSlots(AllQueueSlots):
-    """A lane for whichever queue is asked for: a drain runs all queues there are."""
+    """Queue slots for any queue that is asked for: a drain runs all queues there are."""
 
     def __init__(self, queues: Mapping[str, int]) -> None:
         super().__init__(queues)
@@ -40,7 +40,7 @@ class OpenQueueSlots(AllQueueSlots):
         return self._all_queue_slots[queue]
 
     def rest(self) -> None:
-        """Let a claim take nothing until a lane is marked again."""
+        """Let claims take nothing until the slots of a queue are marked ready again."""
         for queue_slots in self:
             queue_slots.backlog.ready = False
 
@@ -49,24 +49,24 @@ class ManualClaimer(Claimer):
     """Claims only when it is told to."""
 
     def start(self, after: float | None = 0.0) -> None:
-        """Stay still."""
+        """Do nothing: a drain calls it step by step."""
 
 
 class ManualTimers(Timers):
-    """Looks at the clock only when it is told to."""
+    """Reads the clock only when it is told to."""
 
     def start(self, after: float | None = 0.0) -> None:
-        """Stay still."""
+        """Do nothing: a drain calls it step by step."""
 
 
 class ManualDispatch(DispatchService):
-    """Sends and brings answers in only when it is told to; one that has died sends nothing any more."""
+    """Sends interactions and brings completions in only when it is told to; after its death it sends nothing."""
 
     def start(self) -> None:
-        """Stay still."""
+        """Do nothing: a drain calls it step by step."""
 
     async def go_round(self, admit: Admit, patience: float) -> bool:
-        """Send what is to be sent, and bring in what a script replies; False if there was neither."""
+        """Send the waiting interactions, and bring in the completions of scripts; False if there was neither."""
         sent = [await self._send(dispatcher, patience) for dispatcher in self._dispatchers.values()]
         brought = [
             await opened.transport.bring(admit) for opened in self._opened if isinstance(opened.transport, Scripted)
@@ -75,12 +75,12 @@ class ManualDispatch(DispatchService):
 
     async def take_over(self) -> None:
         """Let what dead workers were sending be sent again."""
-        await self._reconciler._send_again()  # noqa: SLF001 - the kit's own kind of it
+        await self._reconciler._send_again()  # noqa: SLF001 - a dispatcher of the kit
 
     async def die(self) -> None:
-        """The other side sees what it sees of a killed process: connections that end."""
+        """End all sendings and connections, as the death of the process does."""
         for dispatcher in self._dispatchers.values():
-            sending = list(dispatcher._sending)  # noqa: SLF001 - a death asks nobody
+            sending = list(dispatcher._sending)  # noqa: SLF001 - a killed process calls no method
             for task in sending:
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
@@ -88,9 +88,9 @@ class ManualDispatch(DispatchService):
             await opened.close(self._lease)
 
     async def _send(self, dispatcher: Dispatcher, patience: float) -> bool:
-        """One round of a dispatcher, from the claim to what is noted of it."""
+        """One round of a dispatcher, from the claim to the recorded results."""
         await dispatcher.tick()
-        sending = list(dispatcher._sending)  # noqa: SLF001 - the kit's own kind of it
+        sending = list(dispatcher._sending)  # noqa: SLF001 - a dispatcher of the kit
         if not sending:
             return False
         _, left = await asyncio.wait(sending, timeout=patience)
@@ -102,12 +102,12 @@ class ManualDispatch(DispatchService):
 
 
 class Still:
-    """In place of a service that a drain does not need: it is over before a lease could run out."""
+    """Replaces a service that a drain does not need: a drain ends before a lease could run out."""
 
     statements = 0
 
     def start(self, after: float | None = 0.0) -> None:
-        """Stay still."""
+        """Do nothing: a drain calls it step by step."""
 
     async def stop(self) -> None:
         """Nothing to stop."""
@@ -118,29 +118,29 @@ class Still:
     finish = cut
 
     def report(self, reaped: object, freed: object) -> None:
-        """Nobody waits for a notice."""
+        """Nothing waits for this notification."""
 
 
 class Unlistening:
-    """A notifier that does not listen to other processes: a drain asks the database itself."""
+    """A notifier that does not listen to other processes: a drain reads the database itself."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
 
     async def listen(self) -> None:
-        """Hear this process only."""
+        """Deliver the notifications of this process only."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._notifier, name)
 
 
 class ManualWorker(Worker):
-    """A real worker without loops of its own: the same claims, executor and commits, one after the other."""
+    """A real worker without loops of its own: the same claims, executor and commits, one after another."""
 
     def _build(self, given: Given) -> Graph:
         self._notifier = Unlistening(self._notifier)  # type: ignore[assignment]  # all else is the same
         graph = build(given._replace(notifier=self._notifier), OpenQueueSlots(given.settings.queues))
-        self.taken: list[Claim] = []  # claimed, and not yet told to be over
+        self.taken: list[Claim] = []  # claimed, and not yet returned by `finish`
         starter, claimer = graph.starter, graph.claimer
         starter.take = self._take_noting(starter.take)  # type: ignore[assignment, method-assign]
         claimer._claim = self._claim_noting(claimer._claim)  # type: ignore[method-assign]  # noqa: SLF001
@@ -170,17 +170,17 @@ class ManualWorker(Worker):
         return noting
 
     async def expire(self, dead: Sequence[int]) -> None:
-        """Take over what dead workers of this drain had."""
+        """Take over the claims and interactions of dead workers of this drain."""
         if dead:
             await self._graph.registration.expire(dead)
             await self._manual_dispatch.take_over()
 
     async def look_at_clock(self) -> None:
-        """Let in what has come due."""
+        """Make rows claimable whose time has come."""
         await self._graph.upkeep.timers.tick()
 
-    async def ask_world(self, admit: Admit, patience: float) -> bool:
-        """Send questions, and bring in what a script replies to them; False if there was nothing to do."""
+    async def exchange_interactions(self, admit: Admit, patience: float) -> bool:
+        """Send interactions, and bring in the completions of scripts; False if there was nothing to do."""
         return await self._manual_dispatch.go_round(admit, patience)
 
     @property
@@ -201,7 +201,7 @@ class ManualWorker(Worker):
         self._graph.starter.raise_fault()
 
     async def finish(self, patience: float) -> list[Claim]:
-        """Wait, not too long, until something that was begun is over, with all that hangs on it; returns that."""
+        """Wait, at most `patience` seconds, until a claim has ended and its slot is free; returns the ended ones."""
         waits = self._graph.active_claims.under_way()
         if waits and not self._ended():
             await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -220,11 +220,11 @@ class ManualWorker(Worker):
         return {row.id: row for row in await instances.read(self._database, [claim.id for claim in claims])}
 
     async def die(self) -> None:
-        """End without a word to the database: connections are cut first, so that nothing more can be committed."""
+        """End without telling the database: connections are cut first, so that nothing more can be committed."""
         self._database.cut()
         self._state.is_stopping = True
         self._graph.all_queue_slots.close()
-        tasks: list[asyncio.Task[None] | None] = [*self._graph.starter._beginnings, *self._graph.recovery.renewals]  # noqa: SLF001 - a death asks nobody
+        tasks: list[asyncio.Task[None] | None] = [*self._graph.starter._beginnings, *self._graph.recovery.renewals]  # noqa: SLF001 - a killed process calls no method
         for committer in (self._graph.committing.committer, self._graph.committing.spawner):
             committer._stopping = True  # noqa: SLF001
             tasks += [*committer.apart, committer._task, committer.inbox_sweeper.task]  # noqa: SLF001

@@ -31,7 +31,7 @@ class Rate:
 
 
 class Throttle:
-    """A bucket of tokens for each client. Of too many clients the one with the oldest request is forgotten."""
+    """A bucket of tokens for each client. Beyond `most` clients, the one with the oldest request is forgotten."""
 
     def __init__(self, rate: Rate, *, clock: Callable[[], float] = monotonic, most: int = MOST_CLIENTS) -> None:
         self._burst = float(rate.n if rate.burst is None else rate.burst)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from stepwell import Await, Context, Done, Engine, Machine, Stop, step
 from stepwell._cli.demo import effects
 
-# Long enough that the kill comes in the middle of the step, also on a busy machine.
+# Long enough that the kill comes in the middle of the step, even on a busy machine.
 MOMENTS: Final = {"reserve": 1.5, "ship": 0.5}
 
 

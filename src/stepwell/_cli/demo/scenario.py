@@ -142,7 +142,7 @@ class Scenario:
         return Ending(instance, runs, self._kills, self._senders, self._reporter.since())
 
     async def _kill(self, worker: WorkerProcess, when: str) -> Instance:
-        """Send kill -9; returns the row as it is afterwards."""
+        """Send kill -9; returns the row as it is after that."""
         await worker.kill()
         self._reporter.event(f"kill -9 {worker.pid}: worker {worker.name} dies {when}", style="red")
         row = await self._order.get()

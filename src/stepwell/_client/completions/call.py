@@ -40,27 +40,27 @@ class CallReader:
         self._keys = keys
         self._large_texts = large_texts
 
-    async def read(self, answer: Answer) -> Call:
+    async def read(self, completion: Answer) -> Call:
         """Check what can be checked without the database."""
         facts, token_error = None, None
         try:
-            facts = None if answer.token is None else self._verify(answer.token)
+            facts = None if completion.token is None else self._verify(completion.token)
         except InvalidToken as error:
-            if answer.interaction is None and answer.correlation is None:
+            if completion.interaction is None and completion.correlation is None:
                 raise
             token_error = error
-        named = self._named(answer, facts)
+        named = self._named(completion, facts)
         if facts is not None and not facts.is_of(*named[:2]):
             token_error = InvalidToken(None, FOREIGN)  # whether or not the interaction exists
         # JSON that came with an invalid token is not decoded.
-        is_read = token_error is None or not isinstance(answer.reply, msgspec.Raw)
+        is_read = token_error is None or not isinstance(completion.reply, msgspec.Raw)
         return Call(
             named=named,
-            reply=answer.reply,
-            text=await self._text(answer.reply) if is_read else None,
-            actor=None if answer.actor is None else check_key("actor", answer.actor),
+            reply=completion.reply,
+            text=await self._text(completion.reply) if is_read else None,
+            actor=None if completion.actor is None else check_key("actor", completion.actor),
             facts=facts,
-            token_key=key_of(answer.token) if facts is not None and answer.token is not None else None,
+            token_key=key_of(completion.token) if facts is not None and completion.token is not None else None,
             token_error=token_error,
         )
 
@@ -82,15 +82,16 @@ class CallReader:
             raise InvalidToken(None, "the token is blank; leave it out, or pass it as it was issued")
         return self._keys.verify(token)
 
-    def _named(self, answer: Answer, facts: TokenFacts | None) -> tuple[str | None, str | None, str]:
-        tenant = answer.tenant if answer.tenant is not None else facts.tenant if facts else self._settings.tenant
+    def _named(self, completion: Answer, facts: TokenFacts | None) -> tuple[str | None, str | None, str]:
+        default = self._settings.tenant if facts is None else facts.tenant
+        tenant = default if completion.tenant is None else completion.tenant
         check_tenant(tenant)
-        if answer.interaction is None and answer.correlation is None:
+        if completion.interaction is None and completion.correlation is None:
             if facts is None:
                 raise InvalidInput("interaction", "name the interaction by its id, its correlation or its token")
             return facts.interaction, None, tenant
         return (
-            None if answer.interaction is None else check_uuid("interaction", answer.interaction),
-            None if answer.correlation is None else check_uuid("correlation", answer.correlation),
+            None if completion.interaction is None else check_uuid("interaction", completion.interaction),
+            None if completion.correlation is None else check_uuid("correlation", completion.correlation),
             tenant,
         )

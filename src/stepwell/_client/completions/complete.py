@@ -57,10 +57,10 @@ class CompleteOperations:
         """Accept no more large replies."""
         self._large_texts.close()
 
-    async def complete(self, answer: Answer) -> Completion:
+    async def complete(self, completion: Answer) -> Completion:
         """Accept one completion; CompletionRefused if it is refused, which changes nothing."""
         self._database.check_loop()
-        call = await self._reader.read(answer)
+        call = await self._reader.read(completion)
         result = await self._group.submit(call)
         for pause in PAUSES:  # mostly a completion or the worker locks it: another group is cheaper
             if not isinstance(result, Given):

@@ -3,7 +3,7 @@
     encode   after a step:   value → text; a value that is not plain JSON (a datetime, a set) is tried as annotated
     decode   at the handle:  the stored JSON value → the annotated type
 
-A result that does not fit its annotation is stored all the same: the job's effects have happened. Decoding reports it.
+A result that does not fit its annotation is stored anyway: the job's effects have happened. Decoding reports it.
 """
 
 from __future__ import annotations

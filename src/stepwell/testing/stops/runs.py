@@ -37,11 +37,11 @@ where datname = current_database() and state_change < $1
   and (state like 'idle in transaction%' or state = 'active' and wait_event_type = 'Client')"""
 
 
-class StopProbe(Machine, initial="answer"):
+class StopProbe(Machine, initial="end"):
     """Shows that a queue is claimed from."""
 
     @step
-    async def answer(self, ctx: Context[Any]) -> Done:
+    async def end(self, ctx: Context[Any]) -> Done:
         return Done()
 
 

@@ -71,7 +71,7 @@ class TransportConformance(ABC):
         """A fresh remote end."""
 
     @promise
-    async def test_it_says_what_an_engine_asks_before_it_sends(self, remote: FarSide) -> None:
+    async def test_it_declares_what_an_engine_reads_before_it_sends(self, remote: FarSide) -> None:
         transport = remote.make_transport()
 
         _require(isinstance(transport.name, str) and transport.name != "", "a transport has a name, to be asked by")
@@ -84,7 +84,7 @@ class TransportConformance(ABC):
         _require(waits[-1] <= LONGEST_BACKOFF, "backoff has an end")
 
     @promise
-    async def test_a_question_arrives_whole_and_once(self, remote: FarSide) -> None:
+    async def test_an_interaction_arrives_whole_and_once(self, remote: FarSide) -> None:
         one, other = make_dispatch("int-1"), make_dispatch("int-2", deadline=None, token=None, index=None, request=[])
         async with opened(remote) as transport:
             await transport.send(one)
@@ -97,7 +97,7 @@ class TransportConformance(ABC):
         _check_whole(by_id["int-2"], other)
 
     @promise
-    async def test_the_same_question_sent_again_has_the_same_ids(self, remote: FarSide) -> None:
+    async def test_the_same_interaction_sent_again_has_the_same_ids(self, remote: FarSide) -> None:
         async with opened(remote) as transport:
             await transport.send(make_dispatch(attempt=1))
         async with opened(remote) as transport:  # another process, after a crash of the first
@@ -158,7 +158,7 @@ class TransportConformance(ABC):
         _require(len(await remote.received(2)) == 2, "each time it was open, one interaction was sent")  # noqa: PLR2004 - so
 
     @promise
-    async def test_closing_ends_what_is_on_its_way(self, remote: FarSide) -> None:
+    async def test_closing_ends_sendings_in_progress(self, remote: FarSide) -> None:
         transport = remote.make_transport()
         await transport.open()
         sending = [asyncio.create_task(_sent(transport, make_dispatch(f"int-{n}"))) for n in range(10)]
@@ -211,5 +211,5 @@ async def _failure(transport: Transport, dispatch: Dispatch) -> Exception:
 
 
 async def _sent(transport: Transport, dispatch: Dispatch) -> None:
-    with suppress(Exception):  # failed is as good as sent, as long as it ends
+    with suppress(Exception):  # it may fail here, but it must end
         await transport.send(dispatch)

@@ -11,7 +11,7 @@ from stepwell.transports import Answer, Transport
 
 
 class FarSide(ABC):
-    """What receives the interactions: a server, a topic, a queue. Each promise is tried against its own.
+    """What receives the interactions: a server, a topic, a queue. Each test has its own.
 
     It is opened before the transport (`async with`), in the same event loop.
     """
@@ -41,7 +41,7 @@ class FarSide(ABC):
         """Let sending work again."""
 
     async def refuse(self) -> bool:
-        """From now on let sending fail for good. False: nothing does with this transport."""
+        """From now on let every sending fail for good; returns False if nothing can cause that for this transport."""
         return False
 
 

@@ -20,7 +20,7 @@ class StreamConformance(TransportConformance):
     def far_side(self) -> AnsweringSide: ...
 
     @promise
-    async def test_an_answer_comes_in_whole(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_arrives_whole(self, remote: AnsweringSide) -> None:
         completion = Answer(reply={"to": "Zoë 🙂", "n": [1, None]}, interaction="int-1", correlation="cor-1",
                             tenant="acme", actor="ana", token="sw1.k.p.s")  # fmt: skip  # noqa: S106 - of this test
         admissions = Admissions()
@@ -33,7 +33,7 @@ class StreamConformance(TransportConformance):
             raise AssertionError(f"{completion} was sent, {came} came")
 
     @promise
-    async def test_what_was_answered_while_nobody_listened_comes_in(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_sent_while_nothing_receives_arrives_later(self, remote: AnsweringSide) -> None:
         admissions = Admissions()
         async with opened(remote) as transport, admissions.received_by(transport):
             await remote.answer(_completion("int-1"))
@@ -43,7 +43,7 @@ class StreamConformance(TransportConformance):
             await admissions.admitted_all("int-1", "int-2")
 
     @promise
-    async def test_an_answer_is_acknowledged_after_it_was_admitted_and_not_before(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_is_acknowledged_only_after_it_was_admitted(self, remote: AnsweringSide) -> None:
         interrupted, again = Admissions(hangs=True), Admissions()
         async with opened(remote) as transport, interrupted.received_by(transport):
             await remote.answer(_completion("int-1"))
@@ -52,7 +52,7 @@ class StreamConformance(TransportConformance):
             await again.admitted_all("int-1")
 
     @promise
-    async def test_what_was_acknowledged_does_not_come_again(self, remote: AnsweringSide) -> None:
+    async def test_an_acknowledged_completion_does_not_arrive_again(self, remote: AnsweringSide) -> None:
         first, second = Admissions(), Admissions()
         async with opened(remote) as transport, first.received_by(transport):
             await remote.answer(_completion("int-1"))
@@ -66,7 +66,7 @@ class StreamConformance(TransportConformance):
         second.check_untried("int-1")
 
     @promise
-    async def test_an_answer_whose_question_is_not_known_yet_is_tried_again(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_of_a_not_yet_known_interaction_is_tried_again(self, remote: AnsweringSide) -> None:
         """A completion may be faster than the commit of its interaction."""
         admissions = Admissions({"int-1": [UnknownInteraction("int-1"), UnknownInteraction("int-1")]})
         async with opened(remote) as transport, admissions.received_by(transport):
@@ -74,7 +74,7 @@ class StreamConformance(TransportConformance):
             await admissions.admitted_all("int-1")
 
     @promise
-    async def test_an_answer_whose_question_is_never_known_stops_nobody(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_of_an_unknown_interaction_delays_no_other(self, remote: AnsweringSide) -> None:
         admissions = Admissions({"int-1": UnknownInteraction("int-1")})
         async with opened(remote) as transport, admissions.received_by(transport):
             await remote.answer(_completion("int-1"))
@@ -82,7 +82,7 @@ class StreamConformance(TransportConformance):
             await admissions.admitted_all("int-2")
 
     @promise
-    async def test_a_refused_answer_is_over_and_stops_nobody(self, remote: AnsweringSide) -> None:
+    async def test_a_refused_completion_does_not_return_and_delays_no_other(self, remote: AnsweringSide) -> None:
         first, second = Admissions({"int-1": CompletionConflict("int-1")}), Admissions()
         async with opened(remote) as transport, first.received_by(transport):
             await remote.answer(_completion("int-1"))
@@ -96,7 +96,7 @@ class StreamConformance(TransportConformance):
         second.check_untried("int-1")
 
     @promise
-    async def test_an_answer_that_can_not_be_taken_at_all_stops_nobody(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_that_cannot_be_accepted_delays_no_other(self, remote: AnsweringSide) -> None:
         admissions = Admissions({"int-1": PayloadTooLarge("reply", 2, 1)})
         async with opened(remote) as transport, admissions.received_by(transport):
             await remote.answer(_completion("int-1"))
@@ -105,7 +105,7 @@ class StreamConformance(TransportConformance):
             await admissions.admitted_all("int-2")
 
     @promise
-    async def test_an_answer_that_could_not_be_judged_is_tried_again(self, remote: AnsweringSide) -> None:
+    async def test_a_completion_that_was_not_judged_is_tried_again(self, remote: AnsweringSide) -> None:
         """The database was unavailable for a moment: the completion was not judged."""
         admissions = Admissions({"int-1": [DatabaseUnavailable("away"), DatabaseUnavailable("away")]})
         async with opened(remote) as transport, admissions.received_by(transport):
@@ -113,7 +113,7 @@ class StreamConformance(TransportConformance):
             await admissions.admitted_all("int-1")
 
     @promise
-    async def test_what_is_no_answer_stops_nobody(self, remote: AnsweringSide) -> None:
+    async def test_a_message_that_is_no_completion_delays_no_other(self, remote: AnsweringSide) -> None:
         admissions = Admissions()
         async with opened(remote) as transport, admissions.received_by(transport):
             await remote.send_poison()

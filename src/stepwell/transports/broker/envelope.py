@@ -11,8 +11,8 @@ import msgspec
 from stepwell._core.interaction import Answer, Dispatch
 from stepwell.errors import InvalidEnvelope
 
-QUESTION: Final = "question"
-ANSWER: Final = "answer"
+INTERACTION: Final = "question"
+COMPLETION: Final = "answer"
 
 
 class _Envelope(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

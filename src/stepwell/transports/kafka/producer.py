@@ -56,7 +56,7 @@ class Producing:
         self._thread.start()
 
     async def close(self) -> None:
-        """Deliver what is on its way, within its time."""
+        """Deliver the records in flight, each within its timeout."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.to_thread(self._flush)

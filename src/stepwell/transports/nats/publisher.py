@@ -61,7 +61,7 @@ class JetStream:
             raise
 
     async def close(self) -> None:
-        """Wait for what is being published, and disconnect."""
+        """Wait for the messages that are being published, and disconnect."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._timeout)
         with suppress(*FAILURES):

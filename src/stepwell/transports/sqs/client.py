@@ -73,7 +73,7 @@ class Queues:
             raise
 
     async def close(self) -> None:
-        """Wait for what is being sent, and disconnect."""
+        """Wait for the messages that are being sent, and disconnect."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._timeout)
         await self._stack.aclose()

@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator
 
 from stepwell.testing import AnsweringSide
 from stepwell.transports import Answer
-from stepwell.transports.broker.envelope import ANSWER, QUESTION, load_schema
+from stepwell.transports.broker.envelope import COMPLETION, INTERACTION, load_schema
 
-VALIDATORS = {name: Draft202012Validator(load_schema(name)) for name in (QUESTION, ANSWER)}
+VALIDATORS = {name: Draft202012Validator(load_schema(name)) for name in (INTERACTION, COMPLETION)}
 
 
 class Letter(NamedTuple):
@@ -69,7 +69,7 @@ class BrokerSide(AnsweringSide):
     async def received(self, number: int) -> Sequence[Mapping[str, Any]]:
         interactions = [letter.document for letter in await self.letters(number)]
         for interaction in interactions:
-            VALIDATORS[QUESTION].validate(interaction)
+            VALIDATORS[INTERACTION].validate(interaction)
         return interactions
 
     async def answer(self, answer: Answer, /) -> None:
@@ -81,7 +81,7 @@ class BrokerSide(AnsweringSide):
     async def reply(self, interaction: Mapping[str, Any], reply: Any, **changes: Any) -> None:
         """Complete as most systems will: the envelope comes back, with the reply."""
         document = {**interaction, "responsePayload": reply, "actor": "provider", **changes}
-        VALIDATORS[ANSWER].validate(document)
+        VALIDATORS[COMPLETION].validate(document)
         await self.put(msgspec.json.encode(document))
 
 
