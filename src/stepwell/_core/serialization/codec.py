@@ -21,7 +21,7 @@ from stepwell._core.serialization.bounds import (
     text_problem,
     uncollected,
 )
-from stepwell._core.serialization.encoder import ENCODER, ModelRefused
+from stepwell._core.serialization.encoder import ModelRefused, to_json
 from stepwell._core.serialization.json_check import check_json
 from stepwell._core.serialization.type_shape import RESULT, Place
 from stepwell.errors import InvalidInput, InvalidPayload, InvalidState
@@ -44,7 +44,7 @@ def encode_raw(raw: bytes, field: str, max_payload: int) -> str:
     """The text of a payload that was received as JSON: the same as the text of its value."""
     value = read_raw(raw, field, max_payload)
     try:
-        encoded = ENCODER.encode(value)
+        encoded = to_json(value)
     except (UnicodeEncodeError, RecursionError) as error:
         raise _explain(error, value, RESULT, field) from error
     text = encoded.decode()
@@ -86,7 +86,7 @@ def write(
             plain = _walked(value, place, field, max_payload)
             encoded = plain if encoded is None else encoded
         if encoded is None:
-            encoded = ENCODER.encode(value)
+            encoded = to_json(value)
         text = encoded.decode()  # a search in bytes takes five times as long
         if max_payload is not None and len(text) * MOST_GROWTH > max_payload:
             check_bounds(text, field, max_payload)
@@ -108,7 +108,7 @@ def _walked(value: object, place: Place, field: str, max_payload: int | None) ->
     """Refuse what JSON or Postgres would change. A large untyped value is mostly pure JSON: then it equals its decoded
     text, which is checked in a fiftieth of the time. Returns that text, else None."""
     if place is RESULT and isinstance(value, (dict, list)):
-        encoded = ENCODER.encode(value)
+        encoded = to_json(value)
         if max_payload is not None:
             check_bounds(encoded.decode(), field, max_payload)
         if len(encoded) >= _LARGE:

@@ -53,7 +53,7 @@ def _unknown_to_encoder(value: Any) -> object:
 def _model_from_store(kind: Any, value: object) -> object:
     if kind is object or isinstance(value, kind):
         return value
-    return _model_from_text(kind, ENCODER.encode(value))
+    return _model_from_text(kind, to_json(value))
 
 
 def _model_from_text(kind: Any, encoded: bytes) -> object:
@@ -70,7 +70,7 @@ def _model_of_reply(kind: Any, value: object) -> object:
     thread does not help: large replies are refused."""
     if kind is object or isinstance(value, kind):
         return value
-    encoded = ENCODER.encode(value)
+    encoded = to_json(value)
     if len(encoded) > MOST_IN_MODEL and (values := count_values(without_strings(encoded))) > MOST_IN_MODEL:
         raise ValueError(f"{values:,} values are more than a pydantic model may have in a reply ({MOST_IN_MODEL:,}); "
                          "make the large parts of the type dataclasses or msgspec structs")
@@ -96,4 +96,5 @@ def type_name(value: object) -> str:
     return type(value).__qualname__
 
 
-ENCODER: Final = msgspec.json.Encoder(enc_hook=_unknown_to_encoder)
+# The bound method: to look it up on an imported encoder would cost each call a third more.
+to_json: Final = msgspec.json.Encoder(enc_hook=_unknown_to_encoder).encode

@@ -17,7 +17,7 @@ from msgspec.inspect import CustomType, DataclassType, DictType, StructType, Typ
 
 from stepwell._core.serialization.bounds import check_bounds
 from stepwell._core.serialization.codec import read, write
-from stepwell._core.serialization.encoder import ENCODER, decoder_of, model_of_argument, type_name
+from stepwell._core.serialization.encoder import decoder_of, model_of_argument, to_json, type_name
 from stepwell._core.serialization.json_check import check_json
 from stepwell._core.serialization.jsonb import as_jsonb
 from stepwell._core.serialization.type_shape import ALLOWED, Record, Survey, is_model
@@ -103,7 +103,7 @@ class StateType:
     def mark(self, value: object) -> bytes | None:
         """A mark by which `changed` detects a change of this state; None if there is no way to detect it."""
         try:
-            return ENCODER.encode(value)
+            return to_json(value)
         except Exception:  # noqa: BLE001 - an author's serializer may raise anything; `encode` reports it
             return None
 
@@ -123,7 +123,7 @@ class StateType:
             stored = msgspec.json.decode(text, type=dict[str, Any])
             names = {*self._record.names, self._record.tag_field}
             known = {name: value for name, value in stored.items() if name in names}
-            return self._decoder.decode(ENCODER.encode(known))
+            return self._decoder.decode(to_json(known))
 
 
 def arguments_type(name: str, parameters: Mapping[str, tuple[Any, Any]]) -> type:
