@@ -26,7 +26,7 @@ Upcast = Callable[[Any, str, int], tuple[Any, str]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The object whose functions are the steps, and its functions beside the steps."""
+    """The object with the functions of the steps, and its functions beside them."""
 
     object: Any  # `self` of a machine's steps, or the job
     handle: Callable[[Any, Context[Any]], Any]

@@ -176,7 +176,7 @@ class ManualWorker(Worker):
             await self._manual_dispatch.take_over()
 
     async def look_at_clock(self) -> None:
-        """Make rows claimable whose time has come."""
+        """Make rows claimable that have come due."""
         await self._graph.upkeep.timers.tick()
 
     async def exchange_interactions(self, admit: Admit, patience: float) -> bool:

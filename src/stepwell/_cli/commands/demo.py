@@ -37,7 +37,7 @@ Next: docs/tutorial.md - ten minutes to a durable checkout of your own
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="no story; one JSON object with the facts at the end")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object with the facts, at the end")
     parser.epilog = EXAMPLES
 
 

@@ -26,7 +26,7 @@ def configure(parser: ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--step", required=True, help="the step at which it continues")
     parser.add_argument(
-        "--state", metavar="STATE_JSON", help="the whole new state, as a JSON object; - reads stdin (default: as it is)"
+        "--state", metavar="STATE_JSON", help="the whole new state, a JSON object; - reads stdin (default: unchanged)"
     )
     add_operator_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the instance as one JSON object")

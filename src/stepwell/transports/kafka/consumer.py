@@ -21,7 +21,7 @@ SLOW: Final = 0.5  # seconds after which others no longer wait for a completion
 OWN: Final = ("stepwell-reason", "stepwell-origin", "stepwell-truncated")
 
 
-class Consuming:
+class CompletionConsumer:
     """Settles what one member takes: records with the same key one after the other, others at the same time.
 
     An offset is stored when all before it in its partition are settled; stored offsets are committed every second,

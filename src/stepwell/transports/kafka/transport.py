@@ -99,11 +99,11 @@ class Kafka(Transport):
         return {"requestTopic": self._requests, "responseTopic": self._responses, "key": key, **record}
 
     async def receive(self, admit: Admit, /) -> None:
-        consuming = self._consumers.Consuming(
+        consumer = self._consumers.CompletionConsumer(
             self._opened(), admit, self._retries, responses=self._responses, dead_letters=self._dead_letters,
             config={**self._config, "bootstrap.servers": self._brokers, "group.id": self._group},
         )  # fmt: skip
-        await consuming.run(self._batch)
+        await consumer.run(self._batch)
 
     def _opened(self) -> Producing:
         if self._producing is None:
