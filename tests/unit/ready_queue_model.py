@@ -179,7 +179,7 @@ class SlotModel(RuleBasedStateMachine):
             return
         beginning = list(self.beginnings.values())[at % len(self.beginnings)]
         beginning.has_turn = True
-        beginning.claims.extend(self.slots.line_up(beginning.queue_slots, beginning.starters))
+        beginning.claims.extend(self.slots.choose(beginning.queue_slots, beginning.starters))
 
     def note(self, at: int, answer: str) -> None:
         beginning = self.under_way

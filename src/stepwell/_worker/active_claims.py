@@ -117,7 +117,7 @@ class ActiveClaim(msgspec.Struct, eq=False, weakref=True):
 
 class ActiveClaims:
     """Claims by instance id. Only the main loop adds and drops them. The heartbeat's thread reads them, and
-    releases rows whose claim never arrived: of a late reply and that release, the first one wins."""
+    releases rows if their claims never arrived: of a late reply and that release, the first one wins."""
 
     def __init__(self) -> None:
         self._active_claims: dict[int, ActiveClaim] = {}

@@ -22,7 +22,7 @@ AT_ONCE = 32  # steps that start, or continue, before the loop turns to other ta
 MOST_UNCOMMITTED = 2_000  # outcomes that may wait for their commit before claiming pauses
 LARGEST_BATCH = 1_000
 LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one batch
-FIRST_PATIENCE = 0.005  # seconds until a commit is tried again whose row another transaction has locked
+FIRST_PATIENCE = 0.005  # seconds until a commit is tried again because another transaction has locked its row
 LONGEST_PATIENCE = 0.1
 MOST_DELAYS = 2  # the first one may be a slow server's, or the network's
 
@@ -100,7 +100,7 @@ class CommitQueue:
     def submit(self, commit: Commit, *, in_doubt: Commit | None = None) -> asyncio.Future[Verdict]:
         """Commit an outcome; the future raises RefusedByDatabase if Postgres refuses it.
 
-        `in_doubt` is an earlier commit whose reply was lost: this outcome replaces it, unless that one was applied.
+        `in_doubt` is an earlier commit without a reply: this outcome replaces it, unless that one was applied.
         """
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self.put(commit, answer, in_doubt)
@@ -169,7 +169,7 @@ class CommitQueue:
         asyncio.get_running_loop().call_later(pause, again)
 
     def close(self) -> None:
-        """Cancel futures whose commit will not come, and take no more outcomes."""
+        """Cancel the futures of outcomes that are not committed, and take no more outcomes."""
         self._is_closed = True
         for entry in self.pending:
             entry.answer.cancel()

@@ -1,4 +1,4 @@
-"""What a row says about a commit whose reply was lost."""
+"""What a row says about a commit without a reply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_ours(claim: Claim, trace: Trace | None) -> bool:
 
 
 def judge(in_doubt: Commit | None, trace: Trace | None) -> Verdict:
-    """The verdict on a commit whose claim no longer has its row; `in_doubt` is an earlier try whose reply was lost.
+    """The verdict on a commit if its claim no longer has its row; `in_doubt` is an earlier try without a reply.
 
     A commit leaves its claim's fence in the row, and all else that ends a claim leaves it elsewhere. The next claim
     after a commit skips one fence, so a mark of the next fence is of a claim that followed a lost one.

@@ -76,7 +76,7 @@ class Recovery:
     def note_orphans(self, queues: list[str], count: int) -> None:
         """The heartbeat has released rows that this worker had claimed without receiving the reply."""
         self._stats.orphans += count
-        log.warning("worker: %d claims whose answer was lost were returned", count)
+        log.warning("worker: %d claims were released, as the replies to them were lost", count)
         for queue in set(queues):
             self._notifier.notify_work(queue)
 

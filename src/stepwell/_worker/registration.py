@@ -81,7 +81,7 @@ class Registration:
             self._notifier.notify_work(queue)
 
     async def expire(self, worker_ids: Sequence[int]) -> None:
-        """End leases whose workers have ended, and return what they had claimed."""
+        """End the leases of workers that have ended, and return what they had claimed."""
         settings = self._settings
         self._reaper.report(*await self.lease.expire(worker_ids, settings.max_crashes, self._registry.authored()))
 

@@ -1,4 +1,4 @@
-"""Ends the work of a worker whose code may no longer run on what is stored: it drains, and keeps logging why."""
+"""Ends a worker with code that may no longer run on what is stored: it drains, and keeps logging why."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from stepwell.errors import EngineClosed
 
 
 class Connections:
-    """A pool whose transactions hand out the driver's own connections."""
+    """A pool of transactions that give steps the driver's own connections."""
 
     def __init__(
         self, dsn: str, most: int, bounds: Bounds = Bounds(), timelines: Timelines | None = None,  # noqa: B008 - frozen

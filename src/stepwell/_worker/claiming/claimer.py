@@ -78,7 +78,7 @@ class Claimer(Service):
         self._releaser = releaser
         self._settings = settings
         self._claim_paths = ClaimPaths()
-        self._locked = Pauses()  # queues whose claim waits for a lock of another transaction, or takes too long
+        self._locked = Pauses()  # queues: a claim waits for a lock of another transaction, or takes too long
 
     def hear_work(self, queue: str) -> None:
         """A notification of work."""

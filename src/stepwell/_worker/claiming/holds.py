@@ -14,7 +14,7 @@ from stepwell._worker.claiming.limits import Limiter
 
 
 class Holds:
-    """Rows whose concurrency key is busy, and rows of versions that neither this worker nor another one runs."""
+    """Puts rows on hold: with a busy concurrency key, or of a version that neither this worker nor another one runs."""
 
     def __init__(self, database: Database, registry: Registry, notifier: Notifier, limiter: Limiter) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""Releases claims whose steps do not start here, for workers that have a slot for them."""
+"""Releases claims that do not start here, for workers that have a slot for them."""
 
 from __future__ import annotations
 

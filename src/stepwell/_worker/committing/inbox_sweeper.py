@@ -18,7 +18,7 @@ class InboxSweeper:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._ended: list[int] = []  # instances whose inboxes are to be deleted
+        self._ended: list[int] = []  # instances with inboxes to delete
         self.task: asyncio.Task[None] | None = None
 
     def sweep_soon(self, ended: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from stepwell._store.connection.retry import by_halves
 from stepwell._worker.committing.announcer import Announcer
 
 AGAIN = 0.5  # seconds until a failed admission is tried again
-FIRST_PAUSE = 0.05  # between two tries for limits whose locks other transactions hold
+FIRST_PAUSE = 0.05  # between two tries for limits that other transactions have locked
 LONGEST_PAUSE = 1.0
 
 
@@ -26,7 +26,7 @@ class SlotReleases:
         self._announcer = announcer
         self._service = service  # calls `make` in its ticks
         self.free = Counter[str]()  # free slots of each limit
-        self._late = Counter[str]()  # those of limits whose locks other transactions may hold
+        self._late = Counter[str]()  # those of limits that other transactions may have locked
         self.tasks: set[asyncio.Task[None]] = set()  # the task that tries again, if any
         self._made = asyncio.Event()  # set while no slot is left to give
         self._made.set()

@@ -40,7 +40,7 @@ class Uncommitted:
                 self._conclude(entry, Verdict.UNKNOWN if entry.is_repeated else judge(entry.in_doubt, trace))
 
     def _conclude(self, entry: QueuedCommit, verdict: Verdict) -> None:
-        """Tell the verdict of a commit whose claim no longer has its row."""
+        """Tell the verdict of a commit if its claim no longer has its row."""
         claim = entry.commit.claim
         if verdict is Verdict.STALE:
             log.warning("committer: %s: stale, its claim is no longer ours", claim.label)

@@ -183,7 +183,7 @@ class _Awaited:
         return pulled
 
     async def close(self) -> None:
-        """Let a generator clear up, wherever it stands: who can not be asked about the rest holds no file open."""
+        """Let a generator clean up, wherever it stands, so that it holds no file open."""
         close = getattr(self._iterator, "aclose", None)
         if close is not None:
             await close()

@@ -42,7 +42,7 @@ class PendingCommit(msgspec.Struct, eq=False, gc=False):
 
     active: ActiveClaim
     commit: Commit
-    run: Run | None  # None: there is no step whose `handle` could be asked
+    run: Run | None  # None: no step has run, so there is no `handle` to call
     context: Context  # of the step: its `handle` sees the same
     executor: Executor
     following: Read | None = None  # the inputs of the next step, if the row stays claimed here

@@ -20,7 +20,7 @@ MOST_THREADS = 1_000
 
 
 class Invoker:
-    """A step, or its `handle`, run and timed. What it raises goes to the one who asked."""
+    """Runs a step, or its `handle`, within its time. The caller gets what it raises."""
 
     def __init__(self, slots: int, around_sync_steps: Around | None = None) -> None:
         self._around = nullcontext if around_sync_steps is None else around_sync_steps
@@ -32,7 +32,7 @@ class Invoker:
         self._threads.shutdown()
 
     def keep_thread(self) -> RunThread:
-        """A thread for a run whose sync code is called part by part; it counts as one call."""
+        """A thread for sync code that is called part by part; it counts as one call."""
         thread = RunThread(self._threads, self._around)
         self.in_threads += 1
         thread.left.add_done_callback(self._thread_ended)

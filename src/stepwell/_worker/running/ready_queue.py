@@ -46,7 +46,7 @@ class ReadyQueue:
         self._active_claims = active_claims
         self._starter = starter
         self._wakeups = wakeups
-        self.lined_up: set[int] = set()  # instances
+        self.starting: set[int] = set()  # instances
         self.suspects: deque[Claim] = deque()  # that wait until no other one runs
         self._suspect: Claim | None = None  # the one that runs
         self.free_slot = self.end  # bound once
@@ -74,12 +74,12 @@ class ReadyQueue:
             queue_slots.look = Look.PROGRESS
         if starters or (self.suspects and self._may_begin_suspect(queue_slots)):
             queue_slots.is_beginning = True
-            self.lined_up.update(claim.id for claim in starters)  # at once: `waiting_ids` has them
+            self.starting.update(claim.id for claim in starters)  # at once: `waiting_ids` has them
             self._starter.begin(queue_slots, starters)
 
-    def line_up(self, queue_slots: QueueSlots, starters: Sequence[Claim]) -> list[Claim]:
+    def choose(self, queue_slots: QueueSlots, starters: Sequence[Claim]) -> list[Claim]:
         """Which claims with slots start now: ordinary ones together, and one crash suspect after the other."""
-        self.lined_up.difference_update(claim.id for claim in starters)
+        self.starting.difference_update(claim.id for claim in starters)
         suspects = [claim for claim in starters if claim.is_suspect]
         self.suspects.extend(suspects)
         claims = [claim for claim in starters if not claim.is_suspect] if suspects else [*starters]

@@ -64,7 +64,7 @@ class Starter:
             return False
         ready_queue = self.ready_queue
         return number <= queue_slots.free and not (
-            ready_queue.lined_up or ready_queue.suspects or self.withdrawals.leaving
+            ready_queue.starting or ready_queue.suspects or self.withdrawals.leaving
         )
 
     def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None:
@@ -138,7 +138,7 @@ class Starter:
 
     async def _begin(self, queue_slots: QueueSlots, starters: list[Claim]) -> None:
         """Start ordinary claims together, and one crash suspect after the other."""
-        claims = self.ready_queue.line_up(queue_slots, starters)
+        claims = self.ready_queue.choose(queue_slots, starters)
         left = deque(claims)
         try:
             if claims and (noted := await self._note(claims)) is not None:

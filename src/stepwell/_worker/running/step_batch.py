@@ -21,7 +21,8 @@ class StepBatch:
     does for it besides. Where one waits, all that stand behind it get a task of their own. Where they spawn many, the
     loop has a turn in between, so that the first children are inserted while the others are made.
 
-    No step sees anything of another: a task whose context a step has changed, or that somebody cancels, runs no more.
+    No step sees anything of another: if a step has changed the context of its task, or somebody cancels the task, no
+    more steps run in it.
     """
 
     def __init__(self, run: RunStep) -> None:

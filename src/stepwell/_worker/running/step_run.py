@@ -1,4 +1,4 @@
-"""One run of one step: who runs it, what it is handed, and the commit that its outcome makes."""
+"""One run of one step: the definition that runs it, what the step receives, and the commit of its outcome."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 They bypass the committer: each keeps its slot and its connection until its own commit. What cannot be committed is
 rolled back; an error of the step goes to `handle`, after a lost connection the step runs again, and the fence decides
-whether a commit whose reply was lost has landed.
+whether a commit without a reply was applied.
 """
 
 from __future__ import annotations

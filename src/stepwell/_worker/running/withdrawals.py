@@ -19,7 +19,7 @@ class Withdrawals:
         self._ready_queue = ready_queue
         self._all_queue_slots = all_queue_slots
         self._active_claims = active_claims
-        self.leaving: set[int] = set()  # instances whose release is under way
+        self.leaving: set[int] = set()  # instances that are being released
 
     def take_back_all(self) -> list[Claim]:
         """Take back what was claimed and has not started."""
@@ -88,4 +88,4 @@ class Withdrawals:
         """Instances that are claimed and have not started."""
         buffered = [claim.id for queue_slots in self._all_queue_slots for claim in queue_slots.buffer]
         suspects = [claim.id for claim in self._ready_queue.suspects]
-        return [*self._ready_queue.lined_up, *self.leaving, *suspects, *buffered]
+        return [*self._ready_queue.starting, *self.leaving, *suspects, *buffered]

@@ -81,8 +81,8 @@ class Reaper(Service):
         ended = await workers.end_stalled(
             self._database, self._lease.worker_id, lease, longest, timedelta(seconds=LONGEST)
         )
-        for pids, why in ((ended.stalled, "whose process stood still within a statement"),
-                          (ended.of_steps, "of steps whose worker's lease is over")):  # fmt: skip
+        for pids, why in ((ended.stalled, "of processes that stood still within a statement"),
+                          (ended.of_steps, "of steps under leases that have ended")):  # fmt: skip
             if pids:
                 log.warning("reaper: ended connections %s: pid %s", why, ", ".join(map(str, pids)))
 

@@ -84,9 +84,9 @@ class Timers(Service):
             return pause
         return min(pause, seen.next_due + MARGIN if seen.next_due > 0 else LOCKED_PAUSE)
 
-    async def _flow(self, lines: Sequence[str]) -> float | None:
+    async def _flow(self, rates: Sequence[str]) -> float | None:
         """Admit rows by tokens; returns the seconds to the next one. A locked rate limit delays no other."""
-        in_any_order = random.sample(lines, len(lines))  # a locked one is not always first
+        in_any_order = random.sample(rates, len(rates))  # a locked one is not always first
         moved, left = await by_halves(partial(limits.admit_due, self._database), in_any_order, patience=FLOW_PATIENCE)
         self._announce({queue for queues, _ in moved for queue in queues}, ())
         waits = [wait for _, wait in moved if wait is not None]

@@ -25,7 +25,7 @@ class Watchdog:
         self._database = database
         self._look_at = monotonic() + self.LOOK_EVERY
         self._told: dict[tuple[str, str], float] = {}
-        self._first_seen: dict[str, float] = {}  # transactions whose beginning is hidden, by number
+        self._first_seen: dict[str, float] = {}  # transactions with a hidden beginning, by number
 
     async def look(self, worker_id: int) -> None:
         """Warn of holders that were not named within the last ten minutes."""
