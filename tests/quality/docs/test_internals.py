@@ -12,6 +12,7 @@ from tests.quality.docs.pages import ROOT, prose
 INTERNALS = ROOT / "docs" / "internals"
 RACES = INTERNALS / "races.md"
 FAST_PATHS = INTERNALS / "fast-paths.md"
+JOB = INTERNALS / "a-job-step-by-step.md"
 STATEMENTS = ROOT / "src" / "stepwell" / "_store" / "sql"
 KILOBYTE = 1024
 
@@ -54,6 +55,7 @@ def test_no_race_is_listed_twice() -> None:
 @pytest.mark.parametrize("page", sorted([*INTERNALS.glob("*.md"), *(ROOT / "docs" / "decisions").glob("*.md")]),
                          ids=lambda page: page.name)
 def test_an_internal_page_stays_within_its_size(page: Path) -> None:
-    most = 20 if page == RACES else 4 if page.parent == INTERNALS else 3
+    longer = {RACES: 20, JOB: 16}  # a row per race, a line per function
+    most = longer.get(page, 4 if page.parent == INTERNALS else 3)
 
     assert len(page.read_bytes()) <= most * KILOBYTE
