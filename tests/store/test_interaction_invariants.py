@@ -69,6 +69,8 @@ def refused(constraint: str) -> Any:
 async def test_a_unit_of_each_status_is_accepted(connection: asyncpg.Connection, status: str) -> None:
     await unit(connection, status=status, finished_at=None if status == "waiting" else NOW)
 
+    assert await connection.fetchval("select status from stepwell.await_units") == status
+
 
 async def test_a_unit_of_an_unknown_kind_is_refused(connection: asyncpg.Connection) -> None:
     with refused("status_known"):
@@ -121,6 +123,8 @@ async def test_an_instance_has_one_unit_per_visit(connection: asyncpg.Connection
 @pytest.mark.parametrize("status", OPEN + ENDED)
 async def test_an_interaction_of_each_status_is_accepted(connection: asyncpg.Connection, status: str) -> None:
     await question(connection, status=status, **NEEDS.get(status, {}))
+
+    assert await connection.fetchval("select status from stepwell.interactions") == status
 
 
 async def test_an_interaction_of_an_unknown_status_is_refused(connection: asyncpg.Connection) -> None:

@@ -53,6 +53,9 @@ def test_other_addresses_are_refused_by_default_with_their_kind(address: str, ki
 def test_allow_private_allows_private_addresses(address: str) -> None:
     AddressGuard(allow_private=True).check("pay.internal", [address])
 
+    with pytest.raises(BlockedAddress):
+        AddressGuard(allow_private=False).check("pay.internal", [address])
+
 
 @pytest.mark.parametrize("address", NEVER)
 def test_allow_private_still_refuses_addresses_that_no_server_has(address: str) -> None:
@@ -66,6 +69,9 @@ def test_allow_private_still_refuses_addresses_that_no_server_has(address: str) 
 ])  # fmt: skip
 def test_a_named_network_is_allowed_whatever_its_kind(network: str, address: str) -> None:
     AddressGuard(allow_private=[network]).check("pay.internal", [address])
+
+    with pytest.raises(BlockedAddress):
+        AddressGuard().check("pay.internal", [address])
 
 
 def test_a_named_network_allows_no_other() -> None:

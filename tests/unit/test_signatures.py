@@ -31,12 +31,18 @@ def test_the_signature_is_plain_hmac_that_any_language_can_check() -> None:
 def test_a_signed_body_verifies() -> None:
     verify_signature(BODY, signed(NEW), NEW, now=AT)
 
+    with pytest.raises(InvalidSignature):
+        verify_signature(BODY + b" ", signed(NEW), NEW, now=AT)
+
 
 @pytest.mark.parametrize(("sender", "receiver"), [
     ([OLD], [OLD]), ([OLD], [NEW, OLD]), ([NEW, OLD], [OLD]), ([NEW, OLD], [NEW]), ([NEW], [NEW, OLD]), ([NEW], [NEW]),
 ])  # fmt: skip
 def test_secrets_rotate_without_a_simultaneous_change_on_both_sides(sender: list[str], receiver: list[str]) -> None:
     verify_signature(BODY, signed(*sender), receiver, now=AT)
+
+    with pytest.raises(InvalidSignature):
+        verify_signature(BODY, signed("a secret of nobody, which is long enough"), receiver, now=AT)
 
 
 @pytest.mark.parametrize("apart", [timedelta(minutes=5, seconds=1), timedelta(minutes=-5, seconds=-1)])

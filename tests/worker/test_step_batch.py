@@ -315,8 +315,9 @@ async def test_a_step_that_waits_does_not_delay_steps_started_beside_it(make_har
     crowd = await h.engine.start_many([Waiting] * CROWD)
 
     async with h.engine.worker(SLOTS):
-        for one in crowd:
-            await one.result(timeout=30)
+        results = [await one.result(timeout=30) for one in crowd]
+
+    assert results == [None] * CROWD
 
 
 class Slowing(Machine):

@@ -135,8 +135,9 @@ async def test_rule_17_a_row_locked_when_it_comes_due_fires_after_its_unlock(mak
         await holder.execute("begin; select from stepwell.instances for no key update")
         await eventually(lambda: h.sql("select from stepwell.instances where due_at + $1 < now()", SOON))
         await holder.execute("rollback")
-        await handle.result(timeout=30)
+        late = await handle.result(timeout=30)
 
+    assert late >= SOON.total_seconds()  # it did not run under the lock
     await holder.close()
 
 

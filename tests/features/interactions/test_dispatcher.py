@@ -279,7 +279,9 @@ async def test_a_transport_that_does_not_close_delays_a_worker_only_briefly(
 
     async with asyncio.timeout(20), h.another_engine(transports=[there]) as engine, engine.worker():
         expense = await engine.start(Expense, {"transport": "there"})
-        await expense.wait(timeout=15)
+        ended = await expense.wait(timeout=15)
+
+    assert ended.status == "done"
 
 
 async def test_sendings_that_end_while_others_are_recorded_are_recorded_too(h: Harness, hire: Hire) -> None:

@@ -219,4 +219,6 @@ async def test_a_broken_transport_stops_no_other(make_harness: MakeHarness) -> N
             expense = await h.engine.start(Expense, {"transport": "payments"})
             (request,) = await server.seen(1)
             await h.engine.complete(interaction=request.document["interactionId"], reply=YES)
-            await expense.result(timeout=10)
+            result = await expense.result(timeout=10)
+
+    assert (result["status"], result["approved"]) == ("completed", True)
