@@ -19,7 +19,7 @@ CREATE_EFFECTS = """
 create table if not exists public.effects (
   token text primary key, number bigint generated always as identity,
   instance bigint not null, step text not null, attempt integer not null, crashes integer not null,
-  pid integer not null, note text not null
+  pid integer not null, note text not null, recorded_at timestamptz not null default clock_timestamp()
 )
 """
 CREATE_LEDGER = """
