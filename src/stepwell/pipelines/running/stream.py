@@ -24,8 +24,8 @@ class Closing:
     def __init__(self, items: Any) -> None:
         self._items = items
 
-    async def __aenter__(self) -> None:
-        pass
+    async def __aenter__(self) -> Any:
+        return self._items
 
     async def __aexit__(self, *_: object) -> None:
         close = getattr(self._items, "aclose", None)
