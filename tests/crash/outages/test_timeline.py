@@ -21,6 +21,7 @@ from stepwell._store.connection.pool import WORKER, Database
 from stepwell._store.connection.settings import Bounds, EngineConnection
 from stepwell._store.connection.timeline import IN_RECOVERY, Timelines
 from stepwell._store.migrate import current_stamp
+from stepwell._store.step_transaction.transaction import Connections, begin
 from stepwell.testing import Harness, armed
 from tests.chaos.proxy import Proxies
 from tests.chaos.replicas import PATIENCE, Layout, Replicas
@@ -217,6 +218,19 @@ async def test_an_idle_connection_of_an_earlier_timeline_is_not_used(h: Harness)
 
         with pytest.raises(Outage, match="on a timeline that the server has left"):
             await current_stamp(database)
+
+
+async def test_a_step_begins_on_no_idle_connection_of_an_earlier_timeline(h: Harness) -> None:
+    timelines = Timelines()
+    pool = Connections(h.url, most=1, timelines=timelines)
+    await pool.open()
+    await (await begin(pool, "1:1", 1, timedelta(seconds=5))).end()
+
+    timelines.turn("00000009")
+
+    with pytest.raises(Outage, match="timeline"):
+        await begin(pool, "1:2", 1, timedelta(seconds=5))
+    await pool.close()
 
 
 async def test_a_statement_that_waits_while_the_timeline_changes_is_not_sent(h: Harness) -> None:
