@@ -10,9 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -23,8 +21,7 @@ from stepwell.testing import Harness
 from stepwell.transports import Webhook
 from stepwell.web import BearerToken, completions
 from tests.features.transports.servers import Server
-from tests.quality.figure import relative
-from tests.quality.job_path import Trace, in_background, is_ours
+from tests.quality.job_path import Trace
 
 WARM_UP, SAMPLES = 5, 5
 CHILDREN = 100
@@ -41,13 +38,10 @@ class JumpTrace(Trace):
         self.jumps = 0
         self._last = ""
 
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and is_ours(code.co_filename) and "<" not in code.co_name and not in_background(frame):
-            module = relative(Path(code.co_filename))
-            self.jumps += module != self._last
-            self._last = module
-            self.entered[module, code.co_qualname] = None
+    def _enter(self, function: tuple[str, str]) -> None:
+        super()._enter(function)
+        self.jumps += function[0] != self._last
+        self._last = function[0]
 
 
 @job

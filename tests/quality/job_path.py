@@ -38,7 +38,10 @@ class Trace:
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if event == "call" and is_ours(code.co_filename) and "<" not in code.co_name and not in_background(frame):
-            self.entered[relative(Path(code.co_filename)), code.co_qualname] = None
+            self._enter((relative(Path(code.co_filename)), code.co_qualname))
+
+    def _enter(self, function: tuple[str, str]) -> None:
+        self.entered[function] = None
 
     @property
     def modules(self) -> set[str]:
