@@ -26,6 +26,29 @@ LONGER = {
     "errors.py": 500,  # one list, with its tree on top: it grows with the library, and is read by its tree
 }
 LONGEST_TEST_NAME = 72
+UNDERSCORE = re.compile(r"^ *(?:from stepwell\._|import stepwell\._|from stepwell import _)", re.MULTILINE)
+BEHIND_THE_API = {  # tests of behaviour that look behind the public API; none may be added
+    "features/engine": "test_hooks test_schemas",
+    "features/instances": "test_start",
+    "features/interactions": (
+        "looks test_complete_fast test_dispatcher test_each test_interaction_cache test_reconciler "
+        "test_schema_problem test_stress test_time test_tokens"
+    ),
+    "features/limits": "test_queues test_rates",
+    "features/operators": "test_restart",
+    "features/pipelines": (
+        "test_check test_items test_long_segments test_memory test_moving test_projecting test_reconciling "
+        "test_threads"
+    ),
+    "features/queues": "test_notifications",
+    "features/transactional_steps": "test_connections",
+    "surfaces/cli": "processes test_errors test_migrate",
+    "surfaces/contrib/django": "test_command test_connections test_migrations",
+    "surfaces/sql_and_drivers": "test_bad_connections test_client_role test_role test_sql_bounds test_unusual_callers",
+    "surfaces/sync": "test_calls test_names test_processes",
+    "surfaces/testing_kit": "test_databases",
+    "surfaces/web": "test_access test_decoding test_looking test_worst_bodies",
+}
 
 
 def name(path: Path) -> str:
@@ -117,6 +140,15 @@ def test_a_test_name_has_at_most_72_characters() -> None:
 
     assert len(names) > 1_000
     assert [test for test in names if len(test) > LONGEST_TEST_NAME] == []
+
+
+def test_tests_of_behaviour_use_the_public_api() -> None:
+    """But for those that did not when this was written; the list may only become shorter."""
+    behaviour = [*(TESTS / "features").rglob("*.py"), *(TESTS / "surfaces").rglob("*.py")]
+    behind = {str(path.relative_to(TESTS).with_suffix("")) for path in behaviour if UNDERSCORE.search(path.read_text())}
+
+    known = {f"{folder}/{module}" for folder, modules in BEHIND_THE_API.items() for module in modules.split()}
+    assert behind - known == set()
 
 
 def test_the_package_is_typed() -> None:
