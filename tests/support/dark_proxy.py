@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
+
+from tests.support.proxy import listening
 
 _SOCKET = ".s.PGSQL.5432"
 _PIECE = 65_536
@@ -110,16 +109,6 @@ class _Link:
             self._over.set()
 
 
-@asynccontextmanager
-async def dark_proxy_to(url: str) -> AsyncIterator[DarkProxy]:
+def dark_proxy_to(url: str) -> AbstractAsyncContextManager[DarkProxy]:
     """A proxy to the database of that URL; engines use `proxy.url` instead of it."""
-    folder = Path(tempfile.mkdtemp(prefix="stepwell-dark-", dir="/tmp"))
-    proxy = DarkProxy(url, folder)
-    server = await asyncio.start_unix_server(proxy.accept, proxy.socket)
-    try:
-        yield proxy
-    finally:
-        server.close()
-        await proxy.end()
-        await server.wait_closed()
-        shutil.rmtree(folder)
+    return listening(DarkProxy, url)

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
 Part = Literal["request", "answer", "copied rows"]
@@ -187,11 +187,28 @@ async def _read(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head[:1], head + await reader.readexactly(int.from_bytes(head[1:]) - 4)
 
 
-@asynccontextmanager
-async def proxy_to(url: str) -> AsyncIterator[Proxy]:
+class Accepting(Protocol):
+    """A proxy that listens on a socket."""
+
+    socket: Path
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None: ...
+    async def end(self) -> None: ...
+
+
+P = TypeVar("P", bound=Accepting)
+
+
+def proxy_to(url: str) -> AbstractAsyncContextManager[Proxy]:
     """A proxy to the database of that URL; engines use `proxy.url` instead of it."""
+    return listening(Proxy, url)
+
+
+@asynccontextmanager
+async def listening(kind: Callable[[str, Path], P], url: str) -> AsyncIterator[P]:
+    """A proxy of that kind, for the length of the block."""
     folder = Path(tempfile.mkdtemp(prefix="stepwell-proxy-", dir="/tmp"))
-    proxy = Proxy(url, folder)
+    proxy = kind(url, folder)
     server = await asyncio.start_unix_server(proxy.accept, proxy.socket)
     try:
         yield proxy
