@@ -2,7 +2,7 @@
 -- Keeps: only rows that still have the worker's id and the claim's fence: one that was reaped, and claimed anew by the
 --   same worker, is not this claim.
 -- Index: the primary key, driven from the ids. See docs/internals/sql-plans.md.
--- Locks: the rows, skip locked; what another transaction holds is left to the reaper.
+-- Locks: the rows, skip locked; what another transaction holds is released by a later try, or by a beat.
 -- Returns: id and queue of the released rows, and the limit with a free slot.
 with mine as materialized (
   select i.id

@@ -1,6 +1,6 @@
 -- Renew one worker's lease, and read which claims it has in the database.
 -- Keeps: steady_since moves when the last beat is more than half a lease ago or, as the clock went back, in the future
---   (see instances/find_lost.sql). An expired worker gets no row, nor does a process other than the one the row was
+--   (see instances/find_lost.sql). A forgotten worker gets no row, nor does a process other than the one the row was
 --   inserted for ($5 to $8). A begun_at in the future is reset, since it tells nothing of claims made since the clock
 --   went back.
 -- Index: the primary key; instances_executing, once.
