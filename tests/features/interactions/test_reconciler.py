@@ -18,7 +18,7 @@ from tests.features.interactions.machines import Batch, Expense
 from tests.support.transports import Recording
 from tests.support.waiting import eventually
 
-SOON = timedelta(milliseconds=100)
+SOON = timedelta(milliseconds=20)
 ANSWERED = (
     "update stepwell.interactions set status = 'completed', reply = to_jsonb(7 + item), finished_at = now() "
     "where instance_id = $1"
