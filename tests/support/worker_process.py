@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import logging
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -35,12 +37,27 @@ async def main(url: str, settings: dict[str, Any], crash_point: str | None, nth:
         await stop.wait()
 
 
+def interrupt_at(nth: int) -> None:
+    """Let Ctrl-C come when the loop begins its nth callback."""
+    run, numbers = asyncio.Handle._run, itertools.count(1)  # type: ignore[attr-defined]
+
+    def interrupted(handle: asyncio.Handle) -> None:
+        if next(numbers) == nth:
+            os.kill(os.getpid(), signal.SIGINT)
+        run(handle)
+
+    asyncio.Handle._run = interrupted  # type: ignore[attr-defined]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--settings", type=read_settings, default={})
     parser.add_argument("--crash", metavar="POINT")
     parser.add_argument("--nth", type=int, default=1)
+    parser.add_argument("--interrupt", metavar="NTH", type=int)
     given = parser.parse_args()
     logging.basicConfig(format="%(asctime)s [%(process)d] %(message)s")
+    if given.interrupt is not None:
+        interrupt_at(given.interrupt)
     asyncio.run(main(given.url, given.settings, given.crash, given.nth))

@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.testing import Harness
 from tests.crash.conftest import StartWorker, effects, is_all_over
-from tests.support.crash_app import Canceller, Endless, Neighbour
+from tests.support.crash_app import Canceller, Endless, Innocent, Neighbour
 from tests.support.waiting import eventually
 
 MOST_CRASHES = 3
@@ -55,6 +55,18 @@ async def test_a_step_that_a_drain_cuts_off_counts_an_attempt_and_no_crash(
     await eventually(lambda: _ran(h, endless.id, 2))
     assert [(attempt, crashes) for _, attempt, crashes, _, _ in await effects(h, endless.id)] == [(0, 0), (1, 0)]
     await again.kill()
+
+
+@pytest.mark.parametrize("nth", range(1, 400, 57))
+async def test_ctrl_c_at_any_callback_of_a_workers_start_ends_the_process(
+    h: Harness, start_worker: StartWorker, nth: int
+) -> None:
+    """Some 340 callbacks run until the worker is ready; the last of these come after."""
+    await h.engine.start_many([Endless, Innocent])
+
+    worker = await start_worker(h.url, drain_timeout=0.0, options=["--interrupt", str(nth)])
+
+    assert await worker.ended() == 1  # by KeyboardInterrupt
 
 
 async def _ran(h: Harness, instance: int, times: int) -> bool:
