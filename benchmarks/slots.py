@@ -122,7 +122,7 @@ class Rows:
     async def end(self, by: Any, claims: Sequence[Claim]) -> set[int]:
         flushed = await commit.commit(by, [done(claim) for claim in claims], commit.CommitPaths())
         await limits.admit_waiting(by, flushed.slots)
-        return {claim.id for claim in claims} if flushed.is_as_meant else {row.id for row in flushed.committed}
+        return {claim.id for claim in claims} if flushed.is_as_sent else {row.id for row in flushed.committed}
 
 
 class Counter:

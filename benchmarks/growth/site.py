@@ -95,7 +95,7 @@ class Site:
     async def _commit(self, commits: list[Commit]) -> None:
         """As a worker does: the fast path for simple rows."""
         flushed = await commit(self.database, commits, self._commit_paths)
-        if not flushed.is_as_meant and len(flushed.committed) != len(commits):
+        if not flushed.is_as_sent and len(flushed.committed) != len(commits):
             raise RuntimeError(f"{len(flushed.committed)} rows were committed instead of {len(commits)}")
 
     async def empty(self) -> None:
@@ -120,7 +120,7 @@ def done(claim: Claim) -> Commit:
 def next_commit(claim: Claim, left: int) -> Commit:
     """To the same step once more, on the same claim, with a new state."""
     return Commit(
-        claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=0, goes_on=True,
+        claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=0, runs_ahead=True,
         values=Values(state=f'{{"left": {left}}}'),
     )  # fmt: skip
 

@@ -22,8 +22,9 @@ _OF_THE_DRIVER = re.compile(
 
 # Errors of the engine's own log, and the faults that explain them.
 EXPLAINED = {
-    r"worker \d+: the lease is lost; \d+ steps were stopped, starting anew": {"stop", "freeze", "unreachable",
-                                                                              "failover"},
+    r"worker \d+: the lease is lost; \d+ steps were stopped; registering again": {
+        "stop", "freeze", "unreachable", "failover"
+    },
     r"worker \d+: the server's timeline has changed; commits may be lost": {"failover"},
 }  # fmt: skip
 # Errors of the server's log: those that the engine means to get, and those of faults.

@@ -378,7 +378,7 @@ def test_log_errors_that_no_fault_explains_are_reported() -> None:
     lines = [
         "worker 17 ready: default=20",
         "05:47:40.813 WARNING stepwell: the database is unavailable (claimer: lost); retrying",
-        "05:47:40.813 ERROR   stepwell: worker 17: the lease is lost; 2 steps were stopped, starting anew",
+        "05:47:40.813 ERROR   stepwell: worker 17: the lease is lost; 2 steps were stopped; registering again",
         "05:47:41.000 ERROR   stepwell: Transfer.debit #7: no outcome could be committed: refused",
         "05:47:41.000 ERROR   asyncio: Task exception was never retrieved",
         "Traceback (most recent call last):",

@@ -17,7 +17,7 @@ NOT_OF_A_TRANSACTION = {"application_name", "default_transaction_isolation", "se
 
 
 async def shown(transaction: Transaction) -> dict[str, str]:
-    return {name: await transaction.handed.fetchval("select current_setting($1)", name) for name in WORKER}
+    return {name: await transaction.ctx_connection.fetchval("select current_setting($1)", name) for name in WORKER}
 
 
 async def test_the_engines_part_of_a_transaction_plans_as_a_worker_does(url: str) -> None:
@@ -45,9 +45,9 @@ async def test_a_timeout_of_the_authors_statements_does_not_bind_the_engines(url
     await pool.open()
     transaction = await step_transaction.begin(pool, "1:1", 7, timedelta(seconds=5))
 
-    await transaction.handed.execute("set local statement_timeout = '2s'")
+    await transaction.ctx_connection.execute("set local statement_timeout = '2s'")
     await transaction.take_over()
-    ours = await transaction.handed.fetchval("show statement_timeout")
+    ours = await transaction.ctx_connection.fetchval("show statement_timeout")
     await transaction.end()
     await pool.close()
 
@@ -60,7 +60,7 @@ async def test_a_frozen_workers_transaction_ends_soon_after_its_steps_timeout(ur
     await pool.open()
 
     transaction = await step_transaction.begin(pool, "1:1", 7, timedelta(seconds=5))
-    patience = await transaction.handed.fetchval("show idle_in_transaction_session_timeout")
+    patience = await transaction.ctx_connection.fetchval("show idle_in_transaction_session_timeout")
     await transaction.end()
     await pool.close()
 
@@ -73,7 +73,7 @@ async def test_a_step_with_a_timeout_of_a_year_starts(url: str) -> None:
     await pool.open()
 
     transaction = await step_transaction.begin(pool, "1:1", 7, MAX_TIMEOUT)
-    patience = await transaction.handed.fetchval("show idle_in_transaction_session_timeout")
+    patience = await transaction.ctx_connection.fetchval("show idle_in_transaction_session_timeout")
     await transaction.end()
     await pool.close()
 
@@ -86,7 +86,7 @@ async def test_a_frozen_worker_keeps_the_locks_of_an_outcome_for_its_lease_at_mo
 
     transaction = await step_transaction.begin(pool, "1:1", 7, timedelta(seconds=5))
     await transaction.take_over()
-    patience = await transaction.handed.fetchval("show idle_in_transaction_session_timeout")
+    patience = await transaction.ctx_connection.fetchval("show idle_in_transaction_session_timeout")
     await transaction.end()
     await pool.close()
 

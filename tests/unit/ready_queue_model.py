@@ -103,7 +103,7 @@ class SlotModel(RuleBasedStateMachine):
     def ask(self) -> None:
         """The claimer polls at its own pace: see `look`."""
 
-    def look_after(self, queue_slots: QueueSlots) -> None:
+    def recheck(self, queue_slots: QueueSlots) -> None:
         """The same."""
 
     # Of several rules, hypothesis leaves some out of a run, and the faults are found between them: so it is one.
@@ -187,11 +187,11 @@ class SlotModel(RuleBasedStateMachine):
             return
         if answer == "failed" and not beginning.is_noted:
             while beginning.claims:
-                self.let_go(beginning.claims.popleft())
+                self.drop_unstarted(beginning.claims.popleft())
         elif answer == "one is fenced off" and beginning.claims:
             claim = beginning.claims[at % len(beginning.claims)]
             beginning.claims.remove(claim)
-            self.let_go(claim)
+            self.drop_unstarted(claim)
         beginning.is_noted = True
 
     def launch_some(self, number: int, *, steps_are_short: bool) -> None:
@@ -211,14 +211,14 @@ class SlotModel(RuleBasedStateMachine):
     def launch(self, claims: list[Claim]) -> None:
         for claim in claims:
             if claim.worker_id != self.worker_id:
-                self.let_go(claim)
+                self.drop_unstarted(claim)
             elif (active := self.slots.start(claim)) is not None:
                 self.running.append(active)
 
-    def let_go(self, claim: Claim) -> None:
+    def drop_unstarted(self, claim: Claim) -> None:
         if self.is_held(claim):
             self.end(claim)  # of another worker, or left to the heartbeat
-        self.slots.let_go(claim)
+        self.slots.drop_unstarted(claim)
 
     @property
     def under_way(self) -> Beginning | None:
@@ -251,13 +251,13 @@ class SlotModel(RuleBasedStateMachine):
         self.end(active.claim)
         next_claim = replace(active.claim, fence=active.claim.fence + 1)
         self.made.add((next_claim.id, next_claim.fence))
-        active.go_on(next_claim)
-        self.slots.go_on(active, STORED)
+        active.continue_as(next_claim)
+        self.slots.run_next(active, STORED)
 
     def finish(self, active: ActiveClaim) -> None:
         self.end(active.claim)
         active.leave_slot()
-        active.part()
+        active.end_pending()
         self.active_claims.drop(active.claim)
 
     # Losses, pauses, releases

@@ -77,7 +77,7 @@ def test_children_inserted_claimed_use_reserved_slots_and_the_rest_are_free() ->
     assert (reserved.slots, reserved.worker_id, one_queue.queue_slots.free) == (3, 7, 7)
     one_queue.child_slots.settle(reserved, inserted_claimed)
 
-    assert (one_queue.queue_slots.reserved, one_queue.queue_slots.backlog.unasked) == (0, 1)
+    assert (one_queue.queue_slots.reserved, one_queue.queue_slots.backlog.reserved_since_claim) == (0, 1)
     assert one_queue.taken == inserted_claimed
 
 

@@ -14,18 +14,18 @@ from stepwell._worker.lost_replies import Verdict, judge
 
 OURS, ANOTHERS = 1, 2
 CLAIM = Claim(7, OURS, 10, "Walk", 1, "one", 0, 0, "", None, None, "default", datetime.now(UTC))
-COMMITTED, GOES_ON, STALE, UNKNOWN = Verdict.COMMITTED, Verdict.GOES_ON, Verdict.STALE, Verdict.UNKNOWN
+COMMITTED, STILL_CLAIMED, STALE, UNKNOWN = Verdict.COMMITTED, Verdict.STILL_CLAIMED, Verdict.STALE, Verdict.UNKNOWN
 RUNNABLE, EXECUTING, CANCELLED = Status.RUNNABLE, Status.EXECUTING, Status.CANCELLED
 
 
-def in_doubt(*, goes_on: bool) -> Commit:
-    return Commit(claim=CLAIM, status=RUNNABLE, step="two", version=1, attempt=0, goes_on=goes_on)
+def in_doubt(*, runs_ahead: bool) -> Commit:
+    return Commit(claim=CLAIM, status=RUNNABLE, step="two", version=1, attempt=0, runs_ahead=runs_ahead)
 
 
 @pytest.mark.parametrize(
     ("trace", "verdict"),
     [
-        pytest.param(Trace(11, OURS, EXECUTING, 10, None), GOES_ON, id="landed and gone on"),
+        pytest.param(Trace(11, OURS, EXECUTING, 10, None), STILL_CLAIMED, id="landed and gone on"),
         pytest.param(Trace(11, None, RUNNABLE, 10, None), COMMITTED, id="landed and sent back"),
         pytest.param(Trace(11, None, RUNNABLE, 10, 11), COMMITTED, id="landed and gone on and reaped"),
         pytest.param(Trace(12, OURS, EXECUTING, 10, 11), COMMITTED, id="landed, reaped and claimed anew"),
@@ -43,8 +43,8 @@ def in_doubt(*, goes_on: bool) -> Commit:
     ],
 )
 def test_a_commit_in_doubt_is_judged_by_the_marks_of_its_row(trace: Trace | None, verdict: Verdict) -> None:
-    assert judge(in_doubt(goes_on=True), trace) is verdict
-    assert judge(in_doubt(goes_on=False), trace) is (COMMITTED if verdict is GOES_ON else verdict)
+    assert judge(in_doubt(runs_ahead=True), trace) is verdict
+    assert judge(in_doubt(runs_ahead=False), trace) is (COMMITTED if verdict is STILL_CLAIMED else verdict)
 
 
 def test_a_commit_that_was_sent_once_and_found_no_row_is_stale() -> None:

@@ -104,7 +104,7 @@ async def test_a_step_cut_off_by_a_broken_block_counts_as_a_crash(
     [error] = await asyncio.gather(asyncio.create_task(breaking(h, how)), return_exceptions=True)
 
     assert isinstance(error, BaseException)
-    assert "as crashes, since the worker's block ended by an exception without stop(): Gated.start #" in caplog.text
+    assert "as crashes, because an exception ended the worker's block without stop(): Gated.start #" in caplog.text
     assert await ended_elsewhere(h, handle) == ("failed", "CrashLoop")
 
 

@@ -87,4 +87,4 @@ async def test_a_late_stop_leaves_no_service_running_when_the_loop_ends(
         await asyncio.gather(*running, return_exceptions=True)
 
     assert left == []
-    assert "has cancelled the worker's tasks" not in caplog.text
+    assert "cancelled the worker's tasks" not in caplog.text

@@ -236,7 +236,7 @@ async def test_children_inserted_claimed_are_released_where_steps_take_long(
         await eventually(lambda: len(runs.begun) == 20)
         queue_slots.steps_are_short = True  # as its first steps were
         await h.engine.start(Grove, {"leaves": 10, "linger": False})
-        await eventually(lambda: queue_slots.backlog.unasked == 30)
+        await eventually(lambda: queue_slots.backlog.reserved_since_claim == 30)
 
         async with h.engine.worker({"leaves": 20}):
             await eventually(lambda: len(runs.begun) == 30)

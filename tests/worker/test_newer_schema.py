@@ -55,7 +55,7 @@ async def go_back(h: Harness, renamed: tuple[str, str]) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "claims nothing" in r.getMessage()]
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "claiming nothing more" in r.getMessage()]
 
 
 @pytest.mark.parametrize("names", RENAMED)

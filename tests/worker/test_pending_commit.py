@@ -28,11 +28,11 @@ class Heard:
     def __init__(self) -> None:
         self.answers: list[Verdict | BaseException] = []
 
-    def answered(self, given: PendingCommit, verdict: Verdict) -> None:
+    def on_verdict(self, given: PendingCommit, verdict: Verdict) -> None:
         del given
         self.answers.append(verdict)
 
-    def refused(self, given: PendingCommit, error: BaseException) -> None:
+    def on_refusal(self, given: PendingCommit, error: BaseException) -> None:
         del given
         self.answers.append(error)
 

@@ -90,7 +90,7 @@ async def test_a_claim_beside_a_free_slot_starts_at_the_claimers_next_check(h: H
     with armed("committer.before_commit", hold=True) as committing:
         async with h.engine.worker({"default": 1}) as worker:
             queue_slots, slots = worker._graph.all_queue_slots["default"], worker._graph.starter.ready_queue
-            slots._come_back = lambda _: setattr(queue_slots, "away", queue_slots.away - 1)  # type: ignore[method-assign]
+            slots._free_kept_slot = lambda _: setattr(queue_slots, "away", queue_slots.away - 1)  # type: ignore[method-assign]
             walk = await h.engine.start(Walk)
             await committing.reached()
             jobs = await h.engine.start_many([Job] * 3)

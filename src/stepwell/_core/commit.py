@@ -49,7 +49,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The changed parts of `instance_data`, encoded as JSON. None keeps the state, and clears result and error."""
 
     state: str | None = None
-    again: Any = None  # `state` decoded, if it was decoded as a check; for a step that runs ahead
+    decoded: Any = None  # `state` decoded, if it was decoded as a check; for a step that runs ahead
     was_unchecked: bool = False  # the state came from SQL, and is checked against its type now
     result: str | None = None
     error: str | None = None
@@ -72,7 +72,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     keeps_awaits: bool = False
     consumes: tuple[int, ...] = ()  # signals that this commit consumes
     has_filled: bool = False  # in this run, interactions were appended to a unit
-    goes_on: bool = False  # run ahead: the row stays claimed, unless a signal or a cancel has come
+    runs_ahead: bool = False  # run ahead: the row stays claimed, unless a signal or a cancel has come
 
     @property
     def is_simple_next(self) -> bool:

@@ -192,7 +192,7 @@ def failed(claim: Claim, version: int, reason: object, *, state: str | None = No
     )  # fmt: skip
 
 
-def again(claim: Claim, reason: BaseException) -> Commit:
+def run_again(claim: Claim, reason: BaseException) -> Commit:
     """The commit that repeats a step after it lost its connection; the first time without a delay."""
     return Commit(
         claim=claim, status=Status.RUNNABLE, step=claim.step, version=claim.version, attempt=claim.attempt + 1,
@@ -224,11 +224,11 @@ def failure_text(reason: str | BaseException) -> str:
 
 def _changed_state(definition: Definition, state: Any, mark: bytes | None, max_payload: int) -> Values:
     """The state as text if the step changed it, and that text decoded."""
-    text, again = definition.state.changed(state, mark)
+    text, decoded = definition.state.changed(state, mark)
     if text is None:
         return UNCHANGED
     check_bounds(text, "state", max_payload)
-    return Values(state=text, again=again)
+    return Values(state=text, decoded=decoded)
 
 
 def _no_outcome(value: object, step: str) -> str:

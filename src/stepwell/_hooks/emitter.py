@@ -50,11 +50,10 @@ class Emitter:
             children = [(entries[row.position], row) for row in rows]
             self._put_starts([(entry, row, commit.claim.id) for (commit, _, entry), row in children])
 
-    def as_meant(self, commits: Sequence[Commit]) -> None:
-        """Simple outcomes are durable, exactly as requested."""
+    def as_sent(self, commits: Sequence[Commit]) -> None:
+        """Simple outcomes are durable, exactly as sent."""
         if self.hooks.wanted & {"committed", "large"}:
-            going_on = Status.EXECUTING
-            outcomes = [(c, going_on if c.goes_on else c.status, c.claim.queue) for c in commits]
+            outcomes = [(c, Status.EXECUTING if c.runs_ahead else c.status, c.claim.queue) for c in commits]
             self._put_outcomes(outcomes, datetime.now(UTC))
 
     def applied(self, commit: Commit) -> None:
@@ -116,11 +115,11 @@ def _start(name: EventName, entry: NewInstance, row: Started, parent_id: int | N
 def _outcome(name: EventName, commit: Commit, status: Status | None, queue: str | None, now: datetime) -> Event:
     claim = commit.claim
     error = {} if commit.values.error is None else decode_value(commit.values.error)
-    goes_on = status is not None and not status.is_terminal
+    has_next = status is not None and not status.is_terminal
     return Event(
         name=name, at=now, id=claim.id, key=claim.key, tenant=claim.tenant, machine=claim.machine,
         version=commit.version, step=claim.step, queue=queue or claim.queue, attempt=claim.attempt, status=status,
-        outcome=_outcome_name(commit), next_step=commit.step if goes_on else None, error_type=error.get("type"),
+        outcome=_outcome_name(commit), next_step=commit.step if has_next else None, error_type=error.get("type"),
         error_message=error.get("message"), worker_id=claim.worker_id, parent_id=claim.parent_id,
     )  # fmt: skip
 

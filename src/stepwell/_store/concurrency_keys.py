@@ -1,4 +1,4 @@
-"""Calls of `sql/concurrency_keys`: rows that wait for a busy concurrency key, and which run when it is free."""
+"""Calls of `sql/concurrency_keys`: puts rows on hold for busy concurrency keys, and admits them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 from stepwell._store import limits
 from stepwell._store.connection.pool import Database, Queryable
 from stepwell._store.connection.retry import by_halves
-from stepwell._store.limits import FIRST, Aside
+from stepwell._store.limits import FIRST, HeldRow
 
-PAGE = 1_000  # keys, limits and rate limits, each, that one look for idle ones sees
-RATES_AT_ONCE = 100  # rate limits that admit in one transaction, as many as the timers take
+PAGE = 1_000  # keys, and limits, and rate limits, that one page of the search for idle ones reads
+RATES_AT_ONCE = 100  # rate limits per transaction, as for the timers
 
 
 async def lock(db: Queryable, keys: Sequence[str]) -> None:
@@ -20,13 +20,13 @@ async def lock(db: Queryable, keys: Sequence[str]) -> None:
 
 
 async def free(db: Queryable, keys: Sequence[str]) -> list[str]:
-    """Let the next one behind each key go; returns their queues. Under `lock`."""
+    """Admit the next row that waits for each key; returns the queues of these rows. Call `lock` first."""
     return [row["queue"] for row in await db.fetch("concurrency_keys/admit", keys)]
 
 
 async def hold(db: Database, ids: Sequence[int], keys: Sequence[str]) -> dict[int, str | None]:
-    """Put rows behind their busy keys; returns those that were, each with its concurrency limit. The others may be
-    claimed after all."""
+    """Put rows with busy keys on hold; returns them, each with its concurrency limit. The others may be claimable
+    after all."""
     async with db.transaction() as session:
         await lock(session, keys)
         rows = await session.fetch("concurrency_keys/hold", ids)
@@ -35,21 +35,21 @@ async def hold(db: Database, ids: Sequence[int], keys: Sequence[str]) -> dict[in
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a search has looked at last, of each kind; None: it has come to the end of that."""
+    """The last entry of each kind that a search has read; None: it has read all of that kind."""
 
     key: str | None = ""
     limit: str | None = ""
     rate: str | None = ""
-    aside: Aside | None = FIRST
+    held_row: HeldRow | None = FIRST
 
 
 END = Place(None, None, None, None)
 
 
 class IdleSearch:
-    """Lets go what waits behind keys nobody holds, limits with room, and rates nobody looks at. Normally finds nothing.
+    """Admits rows that wait for unheld keys, limits with free slots, or unwatched rate limits. Normally finds none.
 
-    There may be a million of them: a look sees a page of each kind, and the next one goes on where it ended.
+    There may be a million keys and limits: each `look` reads a page of each kind, from where the last one ended.
     """
 
     def __init__(self, db: Database) -> None:
@@ -57,28 +57,28 @@ class IdleSearch:
         self._after = Place()
 
     @property
-    def is_over(self) -> bool:
-        """Whether all was looked at since `start_over`."""
+    def is_done(self) -> bool:
+        """Whether all pages were read since `start_over`."""
         return self._after == END
 
     def start_over(self) -> None:
-        """Look at those kinds from the beginning of which all was looked at."""
+        """Start again with the first page of each kind that was read completely."""
         first, after = Place(), self._after
         self._after = Place(
             first.key if after.key is None else after.key,
             first.limit if after.limit is None else after.limit,
             first.rate if after.rate is None else after.rate,
-            first.aside if after.aside is None else after.aside,
+            first.held_row if after.held_row is None else after.held_row,
         )
 
     async def look(self) -> list[str]:
-        """Look at the next page; returns the queues of what goes on."""
+        """Read the next page and admit its rows; returns their queues."""
         after = self._after
         [found] = await self._db.fetch("concurrency_keys/find_idle", after.key, after.limit, after.rate, PAGE)
-        aside = after.aside if found["is_put_aside"] else None
-        self._after = Place(found["last_key"], found["last_limit"], found["last_rate"], aside)
+        held_row = after.held_row if found["is_put_aside"] else None
+        self._after = Place(found["last_key"], found["last_limit"], found["last_rate"], held_row)
         queues: list[str] = []
-        # Each kind apart, and by halves: what another transaction has locked stops nothing else, and is found again.
+        # Each kind separately, and by halves: a locked entry delays no other, and the next search finds it again.
         for freed in (await by_halves(partial(_free_keys, self._db), found["keys"]))[0]:
             queues += freed
         for freed in (await by_halves(partial(_free_limits, self._db), found["limits"]))[0]:
@@ -86,17 +86,17 @@ class IdleSearch:
         rates = found["rates"]
         for first in range(0, len(rates), RATES_AT_ONCE):
             idle = rates[first : first + RATES_AT_ONCE]
-            for let_go, _ in (await by_halves(partial(limits.admit_due, self._db, rouse=True), idle))[0]:
-                queues += let_go
-        if aside is not None:
-            let_go, aside = await limits.unhold_page(self._db, aside)
-            self._after = replace(self._after, aside=aside)
-            queues += let_go
+            for freed, _ in (await by_halves(partial(limits.admit_due, self._db, wake=True), idle))[0]:
+                queues += freed
+        if held_row is not None:
+            freed, held_row = await limits.unhold_page(self._db, held_row)
+            self._after = replace(self._after, held_row=held_row)
+            queues += freed
         return queues
 
 
 async def free_idle(db: Database) -> list[str]:
-    """Let the first of them go, once; returns the queues. What is beyond a page is the reapers'."""
+    """Search one page; returns the queues of admitted rows. The reapers search the other pages."""
     return await IdleSearch(db).look()
 
 

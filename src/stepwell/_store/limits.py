@@ -1,4 +1,4 @@
-"""Calls of `sql/limits`: which rows the limits admit, which wait for them, and what a free slot admits."""
+"""Calls of `sql/limits`: admits rows under limits, puts others on hold, and changes limits."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from stepwell._store.connection.pool import Database, Queryable, Row, Session
 from stepwell._store.registrations.queues import claims_ended
 from stepwell.limits import Limit, LimitKind, RateLimit, kind_of
 
-PAGE = 5_000  # buckets, wait queues, or rows on hold, of one statement
-FULL_LOOK = 1_000  # rows of one wait queue that a sweep admits
-FOUND_AT_ONCE = 10_000  # of all wait queues together
-QUEUES_AT_ONCE = 50  # wait queues of one transaction: 1,024 rows are locked for all limits
+PAGE = 5_000  # buckets, wait queues, or rows on hold, per statement
+FULL_LOOK = 1_000  # rows of one wait queue that one sweep admits
+FOUND_AT_ONCE = 10_000  # rows of all wait queues that one sweep admits
+QUEUES_AT_ONCE = 50  # wait queues per transaction: all limits together share 1,024 lock rows
 
 
-Aside: TypeAlias = tuple[str, int]  # hold and id of a row
-FIRST: Final[Aside] = "", 0
+HeldRow: TypeAlias = tuple[str, int]  # hold and id of a row
+FIRST: Final[HeldRow] = "", 0
 
 
 class SlotSource(Enum):
     """Why slots may be free."""
 
-    MADE = "made"  # the caller released them: one row is admitted for each time a limit is named
-    ALL = "all"  # the limit has changed: as many rows as there are slots
-    FOUND = "found"  # a periodic sweep: rows may be admitted already
+    MADE = "made"  # the caller released them: admit one row per occurrence of a limit
+    ALL = "all"  # the limit has changed: admit as many rows as there are free slots
+    FOUND = "found"  # a periodic sweep found them: some rows may be admitted already
 
 
 @dataclass(frozen=True, slots=True)
 class Held(AtStep):
-    """A row that a limit has put on hold."""
+    """A row that was put on hold for a limit."""
 
     priority: int
 
@@ -48,17 +48,17 @@ class Held(AtStep):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What became of rows that need limits."""
+    """The result of an admission: which rows are claimed, and which are on hold."""
 
     claims: list[Claim]
     held: list[Held]
-    left: int  # neither claimed nor held: to be tried again
-    queues: list[str]  # of other rows that may run because of it
-    wait: float | None  # seconds until the first wait queue for tokens moves
+    left: int  # rows that are neither claimed nor held: to be retried
+    queues: list[str]  # of other rows that became claimable
+    wait: float | None  # seconds until the first wait queue has a token
 
 
 async def admit(db: Database, worker_id: int, queue: str, ids: Sequence[int]) -> Admitted:
-    """Claim those of the rows that their limits admit, and put the others on hold."""
+    """Claim the rows that their limits admit, and put the others on hold."""
     async with db.transaction() as session:
         locked = {(kind, key) for kind, key in await session.fetch("limits/lock_rows", ids, queue)}
         if not locked:
@@ -128,9 +128,9 @@ def _claim(row: Row, worker_id: int, queue: str) -> Claim:
 
 
 async def free(db: Queryable, keys: Iterable[str], *, room: SlotSource = SlotSource.MADE) -> list[str]:
-    """Admit the first rows that wait for each limit: one for each time it is named, or as many as there are slots.
+    """Admit the first rows that wait for each limit: one per occurrence, or as many as there are slots.
 
-    Locks the limits first; returns the queues of the admitted rows.
+    Locks the limits first. Returns the queues of the admitted rows.
     """
     counts = Counter(keys)
     if not counts:
@@ -142,8 +142,8 @@ async def free(db: Queryable, keys: Iterable[str], *, room: SlotSource = SlotSou
 
 
 async def admit_waiting(db: Queryable, keys: Iterable[str]) -> list[str]:
-    """Admit the first rows that wait for each limit, one for each time it is named; returns their queues. One
-    statement, for slots that a fast commit has released."""
+    """Admit the first rows that wait for each limit, one per occurrence; returns their queues. One statement, for
+    slots that a fast commit has released."""
     counts = Counter(keys)
     rows = await db.fetch("limits/admit_waiting_fast", list(counts), list(counts.values()))
     return [row["queue"] for row in rows]
@@ -166,19 +166,19 @@ def named(rows: Iterable[Row]) -> list[str]:
     return [row["concurrency_limit"] for row in rows if row["concurrency_limit"] is not None]
 
 
-async def admit_due(db: Database, keys: Sequence[str], *, rouse: bool = False) -> tuple[list[str], float | None]:
-    """Admit rows for which there are tokens by now; returns the queues, and the seconds to the next one. With `rouse`,
-    wait queues are checked before their time."""
+async def admit_due(db: Database, keys: Sequence[str], *, wake: bool = False) -> tuple[list[str], float | None]:
+    """Admit rows that have tokens now; returns their queues, and the seconds until the next token. With `wake`, check
+    wait queues that are not due."""
     async with db.transaction() as session:
         await session.fetch("limits/lock_rates", keys)
-        if rouse:
+        if wake:
             await session.fetch("limits/wake_rates", keys)
         [(queues, wait)] = await session.fetch("limits/admit_due", keys)
     return list(queues), wait
 
 
 async def declare(db: Database, declared: Sequence[Limit]) -> set[str]:
-    """Write limits as the code declares them, and admit what they admit; returns the queues to wake."""
+    """Write the limits that the code declares, and admit rows under changed ones; returns the queues to wake."""
     if not declared:
         return await admit_held(db)
     async with db.transaction(is_long=True) as session:
@@ -194,26 +194,26 @@ async def declare_missing(db: Queryable, declared: Sequence[Limit]) -> None:
 
 
 async def admit_held(db: Queryable) -> set[str]:
-    """Admit rows that waited for a limit that was missing, or too small; returns the queues."""
+    """Admit rows on hold for a limit that was missing or too small; returns their queues."""
     queues: set[str] = set()
-    after: Aside | None = FIRST
+    after: HeldRow | None = FIRST
     while after is not None:
-        let_go, after = await unhold_page(db, after)
-        queues.update(let_go)
+        admitted, after = await unhold_page(db, after)
+        queues.update(admitted)
     return queues
 
 
-async def unhold_page(db: Queryable, after: Aside) -> tuple[list[str], Aside | None]:
-    """Admit a page of those rows, as far as they fit by now; returns the queues, and where the next page starts."""
+async def unhold_page(db: Queryable, after: HeldRow) -> tuple[list[str], HeldRow | None]:
+    """Admit those rows of a page that their limits now fit; returns their queues, and where the next page starts."""
     [(queues, hold, id_)] = await db.fetch("limits/admit_held", *after, PAGE)
     return list(queues), None if hold is None else (hold, id_)
 
 
 async def _admit_next(db: Database, changed: Sequence[tuple[str, str]]) -> set[str]:
-    """Admit from the wait queues of changed limits as far as there are slots; the timers check those for tokens.
+    """Admit rows that wait for slots of changed limits; the timers check those that wait for tokens.
 
-    A few wait queues at a time: limits share the rows that are locked for them, and others wait for each as long as one
-    transaction takes. If this is cut off, the reaper finds the wait queues.
+    Only a few wait queues per transaction: limits share lock rows, so that others wait for the whole transaction. If
+    this call is interrupted, the reaper finds the remaining wait queues.
     """
     queues: set[str] = set()
     for kind, name in changed:
@@ -270,7 +270,7 @@ async def prune(db: Queryable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """A limit as operators see it: as it is, as it is declared, and how many rows run and wait in all its parts."""
+    """A limit as operators see it: its values, its declared values, and its running and waiting rows."""
 
     kind: LimitKind
     name: str
@@ -300,20 +300,20 @@ async def list_all(db: Database) -> list[LimitRow]:
 async def change(
     db: Database, kind: LimitKind, name: str, n: int | None, per: timedelta | None, burst: int | None, by: str | None
 ) -> set[str]:
-    """Change a limit, wait for the end of admissions by the old one, and admit what the new one admits; returns the
+    """Change a limit, wait until admissions under the old one have ended, and admit rows under the new one; returns the
     queues to wake."""
     await db.fetch("limits/set", kind, name, n, per, burst, by)
     return await _after_change(db, kind, name)
 
 
 async def reset(db: Database, kind: LimitKind, name: str) -> set[str]:
-    """Reset a limit to what is declared, wait for the end of admissions by the old one, and admit what the new one
-    admits; returns the queues to wake."""
+    """Reset a limit to its declared values, wait until admissions under the old ones have ended, and admit rows under
+    the new ones; returns the queues to wake."""
     await db.fetch("limits/reset", kind, name)
     return await _after_change(db, kind, name)
 
 
 async def _after_change(db: Database, kind: LimitKind, name: str) -> set[str]:
-    """Admissions by the old limit have ended: the rows that they put on hold are seen here."""
+    """Wait until admissions under the old limit have ended, so that this sees the rows that they put on hold."""
     await claims_ended(db)
     return await _admit_next(db, [(kind, name)]) | await admit_held(db)

@@ -1,4 +1,4 @@
-"""The active claims of a worker: each from its arrival until its last commit is confirmed."""
+"""The active claims of a worker, each from its arrival until its last commit is confirmed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from stepwell.errors import InvalidPayload
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
-    """What was read for a claim before its step begins."""
+    """The inputs of a step, read before it starts."""
 
     state: str
-    again: Any = None  # the same, read, if the step before ran here and committed it
-    unchecked: bool = False  # the state came in by SQL, and has met no type yet
+    decoded: Any = None  # the state, decoded, if the previous step ran in this worker and committed it
+    unchecked: bool = False  # the state came from SQL, and no type has checked it yet
     inbox: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
-    unit: StoredAwaitUnit | None = None  # with the replies that its step goes on by
-    unreadable: InvalidPayload | None = None  # a signal, or a child's state or result, that is no JSON for Python
+    unit: StoredAwaitUnit | None = None  # the await unit that the step continues from, with its replies
+    unreadable: InvalidPayload | None = None  # a signal, or a child's state or result, that Python cannot decode
 
 
 class Stage(Enum):
-    """How far the outcome of a claim is.
+    """How far the outcome of a claim has come.
 
         OPEN -> SUBMITTED -> the claim ends
         OPEN -> CONTINUES -> OPEN, under the next fence (run-ahead)
         OPEN -> SUBMITTED -> COMMITTED (transactional steps), or OPEN again if their transaction is rolled back
 
     - OPEN: there is no outcome yet. If the claim is lost, its step is stopped.
-    - SUBMITTED: the outcome is on its way to the database. From here on the fence decides whether it is committed.
-    - CONTINUES: as SUBMITTED, and with the commit the row stays claimed here.
-    - COMMITTED: the step's own transaction is committed, and its task only returns the connection: it is not cancelled.
+    - SUBMITTED: the committer has the outcome. From here on the fence decides whether it is committed.
+    - CONTINUES: as SUBMITTED, and the commit keeps the row claimed by this worker.
+    - COMMITTED: the step's own transaction is committed. Its task only returns the connection, and is not cancelled.
     """
 
     OPEN = "open"
@@ -46,69 +46,69 @@ class Stage(Enum):
     COMMITTED = "committed"
 
 
-OPEN, SUBMITTED, CONTINUES, COMMITTED = Stage  # a member is five times slower to read from the class
+OPEN, SUBMITTED, CONTINUES, COMMITTED = Stage  # reading a member from the class is five times slower
 
 
 class ActiveClaim(msgspec.Struct, eq=False, weakref=True):
     """One claim of this worker, the task that runs its step, and the stage of its outcome."""
 
     claim: Claim
-    task: asyncio.Task[None] | None = None  # runs its step; may run steps of other claims after it
-    free_slot: Callable[[Claim], None] | None = None  # frees the slot that it has in its queue
-    steps_ahead: int = 0  # steps that ran on this claim after the first one
+    task: asyncio.Task[None] | None = None  # runs its step, and maybe steps of other claims afterwards
+    free_slot: Callable[[Claim], None] | None = None  # frees its slot in its queue
+    steps_ahead: int = 0  # steps that ran on this claim after its first step
     stage: Stage = OPEN
-    revoked: bool = False  # an operator took the row away after the outcome was submitted
-    is_pending: bool = False  # no task runs it: it waits for its turn or for the reply to its commit
-    farewell: asyncio.Future[None] | None = None  # a drain waits for it
-    shares_task: bool = False  # other steps ran in its task before it
+    revoked: bool = False  # an operator took the row after its outcome was submitted
+    is_pending: bool = False  # no task runs it: it waits for its start or for the reply to its commit
+    pending_end: asyncio.Future[None] | None = None  # ends with `is_pending`; a drain waits for it
+    shares_task: bool = False  # other steps ran in its task before
     was_cancelled: bool = False  # its task was cancelled, by its step or by other code
-    abandoned: bool = False  # the claim is lost or left; what its step still does is dropped
+    abandoned: bool = False  # the claim is lost or given up; the outcome of its step is dropped
 
     def begin(self, task: asyncio.Task[None], *, shares: bool = False) -> None:
-        """Its step runs now, in this task."""
+        """Note that its step runs now, in this task."""
         claim = self.claim
         task.set_name(f"{claim.machine} #{claim.id}")
         self.task, self.shares_task = task, shares
-        self.part()
+        self.end_pending()
 
-    def go_on(self, claim: Claim) -> None:
+    def continue_as(self, claim: Claim) -> None:
         """Hold the same row under its next claim."""
         self.claim = claim
         self.steps_ahead += 1
         self.stage = OPEN
 
     def leave_slot(self) -> None:
-        """Its step has returned, or never will: free its slot for another claim."""
+        """Free its slot: its step has returned, or does not run."""
         free, self.free_slot = self.free_slot, None
         if free is not None:
             free(self.claim)
 
     @property
     def under_way(self) -> asyncio.Future[None] | None:
-        """A future to wait for: its task, or the next event of the claim; None if it has ended."""
+        """The future of its task, or of its pending start or commit; None if the claim has ended."""
         if self.task is not None and not self.task.done():
             return self.task
-        if self.is_pending and self.farewell is None:
-            self.farewell = asyncio.get_running_loop().create_future()
-        return self.farewell
+        if self.is_pending and self.pending_end is None:
+            self.pending_end = asyncio.get_running_loop().create_future()
+        return self.pending_end
 
-    def part(self) -> None:
-        """What it waited for has come, or is no longer needed: end the wait of a drain."""
+    def end_pending(self) -> None:
+        """Note that it waits no longer; a drain that waits for it continues."""
         self.is_pending = False
-        if self.farewell is not None:
-            self.farewell.set_result(None)
-            self.farewell = None
+        if self.pending_end is not None:
+            self.pending_end.set_result(None)
+            self.pending_end = None
 
     def holds(self, fence: int) -> bool:
-        """Whether this fence is the claim's; in CONTINUES, the row may have the next one already."""
+        """Whether the claim has this fence; in CONTINUES, the row may have the next one already."""
         return self.claim.fence == fence or (self.stage is CONTINUES and self.claim.fence + 1 == fence)
 
     def abandon(self, why: str) -> None:
-        """Give the claim up: cancel its step with this reason. A committed one is not given up."""
+        """Give up the claim: cancel its step with this reason. Does nothing once the step is committed."""
         if self.stage is COMMITTED:
             return
         self.abandoned = True
-        self.part()
+        self.end_pending()
         if self.task is not None:
             self.task.cancel(why)
         else:
@@ -117,7 +117,7 @@ class ActiveClaim(msgspec.Struct, eq=False, weakref=True):
 
 class ActiveClaims:
     """Claims by instance id. Only the main loop adds and drops them. The heartbeat's thread reads them, and
-    releases rows if their claims never arrived: of a late reply and that release, the first one wins."""
+    releases rows with claims that never arrived: of a late reply and that release, the first one counts."""
 
     def __init__(self) -> None:
         self._active_claims: dict[int, ActiveClaim] = {}
@@ -128,8 +128,8 @@ class ActiveClaims:
         return len(self._active_claims)
 
     def add(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Add claims; returns those that were not released before the reply came. If there is a newer claim of an
-        instance, an older one is lost: stop its step."""
+        """Add claims; returns those that were not released before the reply arrived. An older claim of the same
+        instance is lost: stop its step."""
         active_claims, given_back, taken = self._active_claims, self._given_back, []
         with self._arriving:
             for claim in claims:
@@ -143,7 +143,7 @@ class ActiveClaims:
         return taken
 
     def give_back(self, claims: Mapping[int, int]) -> list[int]:
-        """Which of these claims (instance to fence) never arrived; from now on they cannot."""
+        """Find which of these claims (instance to fence) never arrived; `add` refuses them from now on."""
         with self._arriving:
             missing = {i: fence for i, fence in claims.items() if not self._holds(i, fence)}
             self._given_back |= missing
@@ -169,11 +169,11 @@ class ActiveClaims:
         return list(self._active_claims.values())
 
     def under_way(self) -> list[asyncio.Future[None]]:
-        """What to wait for until all of them have ended."""
+        """Futures of all claims that have not ended."""
         return [waits for active in self.all() if (waits := active.under_way) is not None]
 
     def abandon(self, instance_ids: Iterable[int], why: str) -> int:
-        """Give up the given claims; returns how many there were."""
+        """Give up these claims; returns how many were active."""
         found = [active for i in instance_ids if (active := self._active_claims.get(i)) is not None]
         for active in found:
             del self._active_claims[active.claim.id]

@@ -1,6 +1,6 @@
-"""Builds the graph of one worker's services, in one place: what each of them calls is given to it when it is made.
+"""Builds the graph of one worker's services: each service receives the services that it calls in its constructor.
 
-What a service tells another one against that direction goes through `Wakeups`, which is connected at the end.
+Calls in the other direction go through `Wakeups`, which is connected last.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LARGEST_SPAWN = 300  # rows of one commit of spawns: the first children run whil
 
 
 class Given(NamedTuple):
-    """What a worker gets from its engine, and what it keeps beside its services."""
+    """What a worker receives from its engine, and its own state beside the services."""
 
     database: Database
     registry: Registry
@@ -69,7 +69,7 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What most services of a worker have."""
+    """The objects that most services of a worker share."""
 
     lease: Lease
     active_claims: ActiveClaims
@@ -78,15 +78,15 @@ class Shared(NamedTuple):
 
 
 class Committing(NamedTuple):
-    """What commits outcomes."""
+    """The services that commit outcomes."""
 
     committer: Committer
-    spawner: Committer  # of outcomes that insert children: other outcomes do not wait for these
+    spawner: Committer  # commits outcomes that insert children, so that other outcomes do not wait for these
     transactional_runner: TransactionalRunner | None
 
 
 class Upkeep(NamedTuple):
-    """What a worker does beside its steps."""
+    """The background services of a worker."""
 
     timers: Timers
     fair_migration: FairMigration
@@ -112,7 +112,7 @@ class Graph(NamedTuple):
     lost_claims: LostClaims
 
     def services(self) -> list[Service]:
-        """All that tick in the main loop."""
+        """All services that tick in the main loop."""
         committing, upkeep = self.committing, self.upkeep
         return [
             self.claimer, committing.committer, committing.spawner, upkeep.timers, upkeep.fair_migration,
@@ -121,7 +121,7 @@ class Graph(NamedTuple):
 
 
 def build(given: Given, all_queue_slots: AllQueueSlots) -> Graph:
-    """Make all services of a worker; none of them is started."""
+    """Create all services of a worker, without starting any."""
     database, settings = given.database, given.settings
     lease = Lease(database, settings.queues, given.registry.labels(), settings.lease)
     shared = Shared(lease, ActiveClaims(), all_queue_slots, Wakeups())
@@ -248,7 +248,7 @@ def _connect(wakeups: Wakeups, graph: Graph, holds: Holds) -> None:
 
 
 def subscribe(graph: Graph, notifier: Notifier) -> AsyncExitStack:
-    """Let the services hear what this process and the others tell; the stack ends that."""
+    """Subscribe the services to notifications of this and other processes; closing the stack ends that."""
     claimer, timers, dispatch = graph.claimer, graph.upkeep.timers, graph.dispatch
 
     def hear_work(queue: str) -> None:

@@ -1,4 +1,4 @@
-"""The queue between running and committing: executors put outcomes into it, a committer takes them in batches."""
+"""The queue between running and committing: the executor adds outcomes, a committer takes them in batches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stepwell._worker.lost_replies import COMMITTED, Verdict
 
 log = logging.getLogger("stepwell")
 
-AT_ONCE = 32  # steps that start, or continue, before the loop turns to other tasks: so a commit never waits for all
-MOST_UNCOMMITTED = 2_000  # outcomes that may wait for their commit before claiming pauses
+AT_ONCE = 32  # steps that start or continue before other tasks run, so that a commit never waits for all of them
+MOST_UNCOMMITTED = 2_000  # uncommitted outcomes beyond which claiming pauses
 LARGEST_BATCH = 1_000
 LARGEST_TEXT = 16_000_000  # characters of states, results and errors in one batch
-FIRST_PATIENCE = 0.005  # seconds until a commit is tried again because another transaction has locked its row
+FIRST_PATIENCE = 0.005  # seconds until a commit is retried after another transaction had locked its row
 LONGEST_PATIENCE = 0.1
-MOST_DELAYS = 2  # the first one may be a slow server's, or the network's
+MOST_DELAYS = 2  # the server or the network may have caused the first one
 
 
 class CommitFuture(Protocol):
-    """What receives the verdict on a commit: a future, or an object that stands for one."""
+    """Receives the verdict on a commit: a future, or an object with its methods."""
 
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
@@ -38,39 +38,39 @@ class CommitFuture(Protocol):
 
 
 class PublishesCommits(Protocol):
-    """Publishes what a transactional step has committed itself."""
+    """Publishes the commits of transactional steps."""
 
     def committed(self, commits: Sequence[Commit], result: CommitResult) -> None: ...
     def stale(self, commit: Commit) -> None: ...
 
 
 class QueuedCommit(msgspec.Struct, eq=False, gc=False):
-    """One commit on its way, and the future that waits for it."""
+    """One commit in the queue, and the future for its verdict."""
 
     commit: Commit
-    answer: CommitFuture
-    in_doubt: Commit | None  # what may have been applied: an earlier try that ended without a reply
+    future: CommitFuture
+    in_doubt: Commit | None  # an earlier try without a reply, which may have been applied
     length: int  # of its text
-    is_apart: bool  # no batch waits for it: it inserts many children, had to wait for a lock, or took too long
-    is_repeated: bool = False  # both may have been applied: the one in doubt, and its replacement
-    verdict: Verdict | None = None  # known; the future may not have it yet
+    is_apart: bool  # committed outside the batches: it inserts many children, waited for a lock, or took too long
+    is_repeated: bool = False  # the commit in doubt and its replacement may both have been applied
+    verdict: Verdict | None = None  # set before the future receives it
     patience: float = FIRST_PATIENCE
-    is_resting: bool = False  # another transaction has locked its row; a timer puts it back
-    delays: int = 0  # times that a statement with it took too long
-    misfits: int = 0  # times that the server refused it, and accepted another one of its shape
+    is_resting: bool = False  # its row was locked; a timer puts it back into the queue
+    delays: int = 0  # number of statements with it that took too long
+    misfits: int = 0  # times that the server refused it but accepted another one of its shape
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still to be committed, now."""
-        return self.verdict is None and not self.is_resting and not self.answer.done()
+        """Whether it still has to be committed, and may be now."""
+        return self.verdict is None and not self.is_resting and not self.future.done()
 
     @property
     def is_slow(self) -> bool:
-        """Whether it may be what takes long: then it is committed apart, and has longer."""
+        """Whether it may itself be slow: then it is committed apart, with a longer timeout."""
         return self.delays >= MOST_DELAYS
 
     def note_outage(self, error: BaseException) -> None:
-        """Note that there was no reply to this try, if the error is an outage."""
+        """If the error is an outage, note that this try got no reply."""
         if isinstance(error, Outage):
             self.is_repeated = self.in_doubt is not None and self.in_doubt is not self.commit
             self.in_doubt = self.in_doubt or self.commit
@@ -80,46 +80,46 @@ class QueuedCommit(msgspec.Struct, eq=False, gc=False):
 
 
 class CommitQueue:
-    """The outcomes that wait for one committer, oldest first."""
+    """The outcomes queued for one committer, oldest first."""
 
     def __init__(self, committer: Service, most_rows: int) -> None:
         self._committer = committer
         self._most_rows = most_rows
         self.pending: list[QueuedCommit] = []
-        self.in_flight = 0  # outcomes that the current tick of the committer has taken
-        self._text = 0  # characters of what is pending; retries are not counted
+        self.in_flight = 0  # outcomes in the current tick of the committer
+        self._text = 0  # characters of the pending outcomes; retries are not counted
         self._is_closed = False
 
     @property
     def waiting(self) -> int:
-        """Outcomes that are submitted and not yet durable; at least MOST_UNCOMMITTED while their texts are more than
-        two commits take."""
+        """Outcomes that are submitted and not yet durable; at least MOST_UNCOMMITTED while their texts exceed two
+        batches."""
         waiting = len(self.pending) + self.in_flight
         return max(waiting, MOST_UNCOMMITTED) if self._text > 2 * LARGEST_TEXT else waiting
 
     def submit(self, commit: Commit, *, in_doubt: Commit | None = None) -> asyncio.Future[Verdict]:
         """Commit an outcome; the future raises RefusedByDatabase if Postgres refuses it.
 
-        `in_doubt` is an earlier commit without a reply: this outcome replaces it, unless that one was applied.
+        `in_doubt` is an earlier commit without a reply: this outcome replaces it, unless it was applied.
         """
-        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self.put(commit, answer, in_doubt)
-        return answer
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self.put(commit, future, in_doubt)
+        return future
 
-    def put(self, commit: Commit, answer: CommitFuture, in_doubt: Commit | None = None) -> None:
-        """Commit an outcome, and tell `answer` its verdict."""
+    def put(self, commit: Commit, future: CommitFuture, in_doubt: Commit | None = None) -> None:
+        """Commit an outcome; `future` receives its verdict."""
         if self._is_closed:
             raise asyncio.CancelledError
         length = text_length(commit)
         is_apart = commit.park.children is not None and commit.commits_alone
-        self.pending.append(QueuedCommit(commit, answer, in_doubt, length, is_apart))
+        self.pending.append(QueuedCommit(commit, future, in_doubt, length, is_apart))
         self._text += length
         if not self._committer.woken:
             self._committer.wake()
 
     def take(self) -> list[QueuedCommit]:
-        """Take the outcomes of the next statement: as many as fit, and one per row at most."""
-        batch = [entry for entry in self._first_that_fit() if not entry.answer.cancelled()]
+        """Take the outcomes for the next statement: as many as fit, at most one per row."""
+        batch = [entry for entry in self._first_that_fit() if not entry.future.cancelled()]
         if len({entry.commit.claim.id for entry in batch}) < len(batch):
             batch = self._one_per_row(batch)
         return batch
@@ -139,8 +139,8 @@ class CommitQueue:
         return batch
 
     def _one_per_row(self, batch: list[QueuedCommit]) -> list[QueuedCommit]:
-        """Keep a row's next outcome for later while the reply to the one before it is lost: in one statement, the
-        consequences of the first would be written again on what the second has left of the row."""
+        """Keep a row's second outcome for a later batch; the reply to its first one was lost. In one statement, the
+        consequences of the first outcome would be written again, after the second had changed the row."""
         first: dict[int, QueuedCommit] = {}
         for entry in batch:
             first.setdefault(entry.commit.claim.id, entry)
@@ -148,41 +148,41 @@ class CommitQueue:
         return list(first.values())
 
     def put_back(self, entries: list[QueuedCommit], error: BaseException) -> None:
-        """Put entries back first: an outage loses no outcome."""
+        """Put entries back at the front: an outage loses no outcome."""
         for entry in entries:
             entry.note_outage(error)
         self.pending = entries + self.pending
 
     def put_back_later(self, entry: QueuedCommit) -> None:
-        """Try an entry again soon: another transaction has locked its row, and no batch waits for it."""
+        """Retry an entry after a pause: another transaction has locked its row, and no batch waits for the lock."""
         pause, entry.patience = entry.patience, min(entry.patience * 2, LONGEST_PATIENCE)
         entry.is_resting = True
 
-        def again() -> None:
+        def put_back() -> None:
             entry.is_resting = False
             if self._is_closed:
-                entry.answer.cancel()
+                entry.future.cancel()
                 return
             self.pending.append(entry)
             self._committer.wake()
 
-        asyncio.get_running_loop().call_later(pause, again)
+        asyncio.get_running_loop().call_later(pause, put_back)
 
     def close(self) -> None:
-        """Cancel the futures of outcomes that are not committed, and take no more outcomes."""
+        """Cancel the futures of uncommitted outcomes, and accept no more."""
         self._is_closed = True
         for entry in self.pending:
-            entry.answer.cancel()
-        self.pending = []  # an entry refers to the executor, and the garbage collector does not see it
+            entry.future.cancel()
+        self.pending = []  # entries refer to the executor, and the garbage collector does not track them
 
 
-def tell(entries: list[QueuedCommit]) -> None:
-    """Tell the futures of these entries their verdicts, some at a time."""
+def set_verdicts(entries: list[QueuedCommit]) -> None:
+    """Set the verdicts of these entries in their futures, AT_ONCE per turn of the loop."""
     for entry in entries[:AT_ONCE]:
         try:
-            if not entry.answer.done():
-                entry.answer.set_result(entry.verdict or COMMITTED)
-        except Exception:  # the other futures are told all the same
-            log.exception("committer: %s: its verdict could not be told", entry.commit.claim.label)
+            if not entry.future.done():
+                entry.future.set_result(entry.verdict or COMMITTED)
+        except Exception:  # the other futures still get their verdicts
+            log.exception("committer: %s: could not report its verdict", entry.commit.claim.label)
     if len(entries) > AT_ONCE:
-        asyncio.get_running_loop().call_soon(tell, entries[AT_ONCE:])
+        asyncio.get_running_loop().call_soon(set_verdicts, entries[AT_ONCE:])

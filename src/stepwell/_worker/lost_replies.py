@@ -1,4 +1,4 @@
-"""What a row says about a commit without a reply."""
+"""Decides from a row whether a commit without a reply was applied."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class Verdict(Enum):
     """How a commit ended."""
 
     COMMITTED = "committed"
-    GOES_ON = "goes on"  # committed, and the row is still claimed here
+    STILL_CLAIMED = "still claimed"  # committed, and this worker still has the row (run ahead)
     STALE = "stale"  # the claim no longer held; nothing of the outcome is visible
     UNKNOWN = "unknown"  # its reply was lost, and the row no longer shows whether it was committed
 
 
-COMMITTED, GOES_ON = Verdict.COMMITTED, Verdict.GOES_ON  # a member is five times slower to read from the class
+COMMITTED, STILL_CLAIMED = Verdict.COMMITTED, Verdict.STILL_CLAIMED  # reading a member from the class is slower
 
 
 def is_ours(claim: Claim, trace: Trace | None) -> bool:
-    """Whether there is a row, and the claim still holds it."""
+    """Whether the row exists, and the claim still holds it."""
     return trace is not None and (trace.status, trace.worker_id, trace.fence) == (
         Status.EXECUTING, claim.worker_id, claim.fence,
     )  # fmt: skip
 
 
 def judge(in_doubt: Commit | None, trace: Trace | None) -> Verdict:
-    """The verdict on a commit if its claim no longer has its row; `in_doubt` is an earlier try without a reply.
+    """The verdict on a commit that its claim can no longer write; `in_doubt` is an earlier try without a reply.
 
-    A commit leaves its claim's fence in the row, and all else that ends a claim leaves it elsewhere. The next claim
-    after a commit skips one fence, so a mark of the next fence is of a claim that followed a lost one.
+    A commit writes its claim's fence to `committed_fence`; any other end of a claim writes it to `dropped_fence`. The
+    claim after a commit skips one fence, so the next fence in a mark belongs to a claim that followed a lost one.
     """
     if in_doubt is None:
         return Verdict.STALE
@@ -41,8 +41,8 @@ def judge(in_doubt: Commit | None, trace: Trace | None) -> Verdict:
         return Verdict.UNKNOWN
     fence, committed, dropped = in_doubt.claim.fence, trace.committed_fence or 0, trace.dropped_fence or 0
     if committed == fence:
-        goes_on = in_doubt.goes_on and is_ours(in_doubt.continues_as, trace)
-        return Verdict.GOES_ON if goes_on else Verdict.COMMITTED
+        is_held = in_doubt.runs_ahead and is_ours(in_doubt.continues_as, trace)
+        return Verdict.STILL_CLAIMED if is_held else Verdict.COMMITTED
     if committed <= fence + 1 or dropped == fence:
         return Verdict.STALE
     return Verdict.COMMITTED if dropped < fence else Verdict.UNKNOWN

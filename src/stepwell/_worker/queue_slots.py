@@ -1,4 +1,4 @@
-"""The queues of one worker: how many slots each has, what waits for them, and whether a claim may find more."""
+"""The queues of one worker: the slots of each, the claims that wait for them, and whether to claim more."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stepwell._core.instance import Claim
 from stepwell._worker.active_claims import ActiveClaim, Read
 
 MOST_TURNS = 100
-PATIENCE = 0.05  # seconds that an instance which could continue waits for a slot
-MOST_AWAY = 4  # for each slot: instances that wait for a commit while other claims use their slots
-BETWEEN_YIELDS = 0.05  # seconds; a row that is released is news too: with short steps, each would yield to the last
+PATIENCE = 0.05  # seconds that an instance waits for a slot to continue, before it is released
+MOST_AWAY = 4  # per slot: instances that wait for a commit while other claims use their slots
+BETWEEN_YIELDS = 0.05  # seconds; released rows are news too: short steps would yield to each other all the time
 
 
 class Returning(NamedTuple):
-    """An instance that may continue, and has no slot."""
+    """An instance that may continue but has no slot."""
 
     active: ActiveClaim
     stored: Read
@@ -29,9 +29,9 @@ class Returning(NamedTuple):
 
 
 class Turns:
-    """Turns in a fair queue: for each priority, the share after which the next claim looks.
+    """Turns in a fair queue: for each priority, the share after which the next claim continues.
 
-    The first turn is random, so that workers which start often, or together, do not all start with the same tenant.
+    The first turn is random, so that workers that start often, or together, do not all begin with the same tenant.
     """
 
     __slots__ = ("after", "start")
@@ -41,7 +41,7 @@ class Turns:
         self.start = random.randrange(-(2**63), 2**63)  # noqa: S311 - a first turn, not a secret
 
     def note(self, turned: Mapping[int, int]) -> None:
-        """Continue after these; priorities that were not claimed from for long are forgotten."""
+        """Continue after these shares; forget the priorities with the oldest claims."""
         for priority, share in turned.items():
             self.after.pop(priority, None)
             self.after[priority] = share
@@ -53,9 +53,9 @@ class Access(Enum):
     """Whether claims of a queue may start here.
 
     - OPEN: they start as soon as they have slots.
-    - PAUSED: as far as this worker knows, an operator has paused the queue: what has not started is released. The claim
-      statement itself looks at the row of the queue.
-    - CLOSED: the worker stops. Nothing starts, nothing runs ahead, and the queue does not open again.
+    - PAUSED: as far as this worker knows, an operator has paused the queue: it releases claims that have not started.
+      The claim statement itself reads the row of the queue.
+    - CLOSED: the worker stops. No claim starts, no step runs ahead, and the queue does not open again.
     """
 
     OPEN = "open"
@@ -63,15 +63,15 @@ class Access(Enum):
     CLOSED = "closed"
 
 
-OPEN, PAUSED, CLOSED = Access  # a member is five times slower to read from the class
+OPEN, PAUSED, CLOSED = Access  # reading a member from the class is five times slower
 
 
 class Look(Enum):
-    """Whether the starter looks again at claims that find no slot.
+    """Whether the starter rechecks claims that wait for a slot.
 
-    - NONE: nothing waits that it would have to look at.
-    - PROGRESS: it looks soon, and claims have started since the last look.
-    - STALLED: it looks soon, and none has started. Then the steps are not short, even if the first ones were.
+    - NONE: no claim waits, so no check is scheduled.
+    - PROGRESS: a check is scheduled, and claims have started since the last one.
+    - STALLED: a check is scheduled, and no claim has started: the steps are not short, even if the first ones were.
     """
 
     NONE = "none"
@@ -80,20 +80,20 @@ class Look(Enum):
 
 
 class Backlog(msgspec.Struct, kw_only=True):
-    """What a worker knows of the rows of a queue that it has not claimed."""
+    """What a worker knows about the unclaimed rows of a queue."""
 
-    ready: bool = True  # a claim may find some
-    has_news: bool = False  # a notification of work came since the last claim; its priority is not known
+    ready: bool = True  # a claim may find rows
+    has_news: bool = False  # a notification arrived since the last claim; the priority of its rows is unknown
     yielded_at: float = float("-inf")  # when an instance last left its slot for such news
-    left_behind: int | None = None  # the most urgent priority that the last claim may have left
-    turns: Turns | None = None  # None: it is not a fair queue
-    fast_claim_ok: bool = True  # as far as known, what waits requires nothing but a worker
+    left_behind: int | None = None  # the most urgent priority of rows that the last claim may have left
+    turns: Turns | None = None  # None: the queue is not fair
+    fast_claim_ok: bool = True  # as far as known, the rows require only a worker
     is_limited: bool = False  # the last claim found rows with limit requirements
-    unasked: int = 0  # slots that were reserved for children since the last claim
+    reserved_since_claim: int = 0  # slots that were reserved for children since the last claim
 
 
 class QueueSlots:
-    """One queue: its slots, the claims that wait for one, and whether a claim may find something."""
+    """One queue: its slots, the claims that wait for one, and whether to claim more."""
 
     __slots__ = (
         "access", "away", "backlog", "buffer", "is_beginning", "look", "queue", "reserved", "returning", "running",
@@ -106,20 +106,20 @@ class QueueSlots:
         self.running = 0
         self.reserved = 0  # slots kept for children that are being inserted
         self.buffer: deque[Claim] = deque()
-        self.away = 0  # instances that run ahead, while their last step is committed
-        self.returning: deque[Returning] = deque()  # they were away, and other claims have their slots
-        self.look = Look.NONE  # at what waits for a slot
+        self.away = 0  # instances that will run ahead once their last step is committed
+        self.returning: deque[Returning] = deque()  # were away, while other claims took their slots
+        self.look = Look.NONE  # whether waiting claims are rechecked
         self.access = OPEN
         self.backlog = Backlog()
-        self.is_beginning = False  # claims are on their way to their steps
+        self.is_beginning = False  # a batch of claims is being started
         self.steps_are_short = False  # its last steps ended as soon as they started
 
     def lets_run_ahead(self, priority: int) -> bool:
-        """Whether an instance may continue without a claim. The caller has to do what it says.
+        """Whether an instance may run ahead. The caller must obey: a False may use up the pending notification.
 
-        Not past a pause or the end, nor past work of a more urgent priority (lower first), in the buffer or left by
-        the last claim. Only a claim knows the priority of work that was notified since: if no slot is free for it, an
-        instance is released now and then.
+        No instance runs ahead of a pause, a stop, or rows with a more urgent (lower) priority in the buffer or left by
+        the last claim. The priority of rows notified since then is unknown: if no slot is free for them, an instance is
+        released from time to time.
         """
         if self.access is not OPEN:
             return False
@@ -130,7 +130,7 @@ class QueueSlots:
         return not (self.backlog.has_news and self._yields_to_news())
 
     def _yields_to_news(self) -> bool:
-        """Whether an instance is to make room for news: once for all notifications since the last claim."""
+        """Whether an instance must yield its slot to news: once for all notifications since the last claim."""
         now = perf_counter()
         if self.free > 0 or now - self.backlog.yielded_at < BETWEEN_YIELDS:
             return False
@@ -151,29 +151,29 @@ class QueueSlots:
         return self.access is OPEN and self.running + self._kept < self.slots
 
     def most_waiting(self, prefetch: int) -> int:
-        """How many claims may wait in the buffer: none while the queue is paused. What was claimed ahead of short steps
-        waits until the steps turn out not to be short."""
+        """How many claims may wait in the buffer: none while the queue is paused. Claims made ahead of short steps wait
+        until the steps prove not to be short."""
         if self.access is PAUSED:
             return 0
         return len(self.buffer) if self.is_beginning or self.steps_are_short else prefetch
 
     @property
     def free(self) -> int:
-        """Slots that no claim has or waits for."""
+        """Slots without a claim that has them or waits for them."""
         return self.slots - self.running - self._kept - self.reserved - len(self.buffer) - len(self.returning)
 
     @property
     def _kept(self) -> int:
-        """Slots kept for instances that are away. With short steps none are kept, since others are free when they come
-        back; but only for so many, so that no worker has much more than it can run."""
+        """Slots kept for instances that are away. With short steps, up to MOST_AWAY instances per slot need none: other
+        slots will be free when they return. Beyond that, a worker would hold more than it can run."""
         return max(self.away - MOST_AWAY * self.slots, 0) if self.steps_are_short else self.away
 
     def reserve(self, number: int) -> int:
-        """Keep slots for up to this number of children that are inserted claimed; returns how many.
+        """Reserve slots for up to this number of children that are inserted claimed; returns how many.
 
-        None if rows wait that a claim would return first, or if a claim would be refused. No more than there are slots;
-        with short steps, twice that. If rows may wait, no more than that until a claim has looked: or they could wait
-        forever.
+        None if other rows must be claimed first, or if the queue is closed. At most the free slots; with short steps,
+        the slots of the queue in addition. If rows may wait, the sum until the next claim is bounded: otherwise the
+        children could keep these rows waiting forever.
         """
         is_shut = self.access is not OPEN or self.backlog.is_limited or self.backlog.turns is not None
         if is_shut or self.backlog.left_behind is not None or self.returning:
@@ -181,20 +181,20 @@ class QueueSlots:
         ahead = self.slots if self.steps_are_short else 0
         room = self.free + ahead
         if self.backlog.ready:
-            room = min(room, self.slots + ahead - self.backlog.unasked)
+            room = min(room, self.slots + ahead - self.backlog.reserved_since_claim)
         kept = max(0, min(number, room))
         self.reserved += kept
-        self.backlog.unasked += kept
+        self.backlog.reserved_since_claim += kept
         return kept
 
     def unreserve(self, number: int, inserted_claimed: int) -> None:
-        """Free slots that were kept: children that were inserted claimed take theirs as active claims."""
+        """Free reserved slots; children that were inserted claimed count as active claims instead."""
         self.reserved -= number
-        self.backlog.unasked = max(0, self.backlog.unasked - (number - inserted_claimed))
+        self.backlog.reserved_since_claim = max(0, self.backlog.reserved_since_claim - (number - inserted_claimed))
 
     def demand(self, prefetch: int, min_demand: int) -> int:
-        """How many to claim: free slots and the prefetch, or nothing while that is too few for a statement. If rows
-        wait for limits, no prefetch: what a limit admits is to start now."""
+        """How many rows to claim: free slots plus prefetch, or none while that is too few for a statement. No prefetch
+        if rows need limits: an admitted row must start now."""
         if self.backlog.is_limited:
             prefetch = 0
         room = self.free + prefetch
@@ -204,11 +204,10 @@ class QueueSlots:
         return room if room >= least or not self.running else 0
 
     def _demand_ahead(self, room: int, most: int) -> int:
-        """How many to claim while other claims are marked started: what there will be room for, or nothing if it is
-        little.
+        """How many rows to claim while other claims are marked started: the slots that will be free, or none if few.
 
-        With short steps, all slots will be free by then. A claimer that waited for that would claim while nothing runs,
-        and the worker would run while nothing is claimed.
+        With short steps, all slots will be free by then. If the claimer waited for that, claiming and running would
+        alternate instead of overlapping.
         """
         if self.steps_are_short and self.backlog.fast_claim_ok and self.backlog.turns is None:
             room += self.slots
@@ -220,13 +219,13 @@ class AllQueueSlots:
 
     def __init__(self, queues: Mapping[str, int]) -> None:
         self._all_queue_slots = {queue: QueueSlots(queue, slots) for queue, slots in queues.items()}
-        self.claims_started = False  # a claim is under way that also marks its rows started
+        self.claims_started = False  # a claim statement that also marks rows started is running
 
     def __iter__(self) -> Iterator[QueueSlots]:
         return iter(self._all_queue_slots.values())
 
     def find(self, queue: str) -> QueueSlots | None:
-        """The slots of this queue, if this worker has it."""
+        """The slots of this queue, if it is one of this worker's."""
         return self._all_queue_slots.get(queue)
 
     def __getitem__(self, queue: str) -> QueueSlots:
@@ -241,14 +240,14 @@ class AllQueueSlots:
         return sum(queue_slots.slots for queue_slots in self)
 
     def close(self) -> None:
-        """From now on no claim starts: what a claim on its way still brings is released, and nothing runs ahead."""
+        """Start no more claims: those that still arrive are released, and no step runs ahead."""
         for queue_slots in self:
             queue_slots.access = CLOSED
 
     def mark_ready(self, queue: str, *, is_news: bool = True) -> bool:
-        """Note that a claim may find rows in this queue; False if this worker does not have it.
+        """Note that a claim may find rows in this queue; False if it is not one of this worker's.
 
-        It is news if a notification said so, and not if the timers have seen it.
+        `is_news` if a notification arrived, not if the timers found the rows.
         """
         queue_slots = self._all_queue_slots.get(queue)
         if queue_slots is None:
@@ -258,7 +257,7 @@ class AllQueueSlots:
         return True
 
     def note_paused(self, paused: Collection[str]) -> list[QueueSlots]:
-        """Note which queues are paused, all others being not; returns the queues for which that is new."""
+        """Note that exactly these queues are paused; returns the queues that changed."""
         changed = []
         for queue_slots in self:
             access = PAUSED if queue_slots.queue in paused else OPEN
@@ -268,7 +267,7 @@ class AllQueueSlots:
         return changed
 
     def note_fair(self, fair: Collection[str]) -> None:
-        """Note which queues are fair, all others being not. One that stays fair keeps its turns."""
+        """Note that exactly these queues are fair. A queue that stays fair keeps its turns."""
         for queue_slots in self:
             if queue_slots.queue not in fair:
                 queue_slots.backlog.turns = None
@@ -276,6 +275,6 @@ class AllQueueSlots:
                 queue_slots.backlog.turns = Turns()
 
     def free(self, queue: str) -> int:
-        """Free slots of this queue; 0 if this worker does not have it."""
+        """Free slots of this queue; 0 if it is not one of this worker's."""
         queue_slots = self._all_queue_slots.get(queue)
         return 0 if queue_slots is None else max(0, queue_slots.free)

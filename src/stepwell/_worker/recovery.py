@@ -1,4 +1,4 @@
-"""What a worker does when its lease, the server's timeline, or the reply to a claim is lost."""
+"""Recovers a worker from a lost lease, a changed timeline of the server, or a lost reply to a claim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("stepwell")
 
 
 class Recovery:
-    """Stops the steps of a lost lease, and registers the worker anew under another id."""
+    """Stops the steps of a lost lease, and registers the worker again under a new id."""
 
     def __init__(
         self,
@@ -47,26 +47,26 @@ class Recovery:
         self._retirement = retirement
         self._state = state
         self._stats = stats
-        self._old_ids: list[int] = []  # this worker's, from before the server's timeline changed
-        self.renewals: set[asyncio.Task[None]] = set()  # the one that runs, if any
+        self._old_ids: list[int] = []  # worker ids from before the server's timeline changed
+        self.renewals: set[asyncio.Task[None]] = set()  # the running one, if any
 
     def lose_lease(self, worker_id: int) -> None:
-        """The lease under this id has ended: stop its steps, and register anew under another id."""
+        """The lease of this id has ended: stop its steps, and register again under a new id."""
         lease = self._registration.lease
         if not lease.is_held or lease.worker_id != worker_id:
             return
         lease.drop()
         self._stats.leases_lost += 1
-        self._withdrawals.released(self._withdrawals.take_back_all())  # they are lost with the lease
+        self._withdrawals.released(self._withdrawals.take_back_all())  # these claims are lost with the lease
         stopped = self._active_claims.abandon(self._active_claims.ids(), "the lease of this worker is lost")
-        log.error("worker %d: the lease is lost; %d steps were stopped, starting anew", worker_id, stopped)
+        log.error("worker %d: the lease is lost; %d steps were stopped; registering again", worker_id, stopped)
         if not self._state.is_stopping and all(renewal.done() for renewal in self.renewals):
             renewal = asyncio.create_task(self._renew(), name="stepwell renewal")
             self.renewals.add(renewal)
             renewal.add_done_callback(self.renewals.discard)
 
     def leave_timeline(self) -> None:
-        """The server's timeline has changed, and commits may be lost: no claim of this worker holds any more."""
+        """The server's timeline has changed, and commits may be lost: this worker's claims no longer hold."""
         lease = self._registration.lease
         if lease.is_held:
             log.error("worker %d: the server's timeline has changed; commits may be lost", lease.worker_id)
@@ -74,9 +74,9 @@ class Recovery:
             self.lose_lease(lease.worker_id)
 
     def note_orphans(self, queues: list[str], count: int) -> None:
-        """The heartbeat has released rows that this worker had claimed without receiving the reply."""
+        """The heartbeat has released orphaned claims: the reply to the claim statement was lost."""
         self._stats.orphans += count
-        log.warning("worker: %d claims were released, as the replies to them were lost", count)
+        log.warning("worker: released %d claims, because the replies to the claim statements were lost", count)
         for queue in set(queues):
             self._notifier.notify_work(queue)
 
@@ -96,11 +96,11 @@ class Recovery:
         if self._state.is_stopping:
             return
         if not self._registration.lease.is_held:
-            if self._old_ids:  # the server may have lost what this worker had declared
+            if self._old_ids:  # the server may have lost this worker's declarations
                 for queue in await self._registration.declare():
                     self._notifier.notify_work(queue)
             await self._registration.enter()
-        if self._old_ids:  # the old leases came with the worker to the new timeline
+        if self._old_ids:  # the old leases may exist on the new timeline too
             await self._registration.expire(self._old_ids)
             self._old_ids = []
         await self._registration.free_held()

@@ -1,4 +1,4 @@
-"""Registers a worker in the database: its machines, limits and queues, then its lease; and what it frees by that."""
+"""Registers a worker in the database: its machines, limits and queues, then its lease."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("stepwell")
 
 
 class Registration:
-    """Done when the worker starts, and again when its lease is lost or the server may have lost its declarations."""
+    """Runs at the start, and again after a lost lease or if the server may have lost the declarations."""
 
     def __init__(
         self,
@@ -44,21 +44,21 @@ class Registration:
         self._reaper = reaper
 
     async def declare(self) -> set[str]:
-        """Declare machines, limits and queues; returns the queues in which rows may run by it."""
+        """Declare machines, limits and queues; returns the queues in which rows became claimable."""
         await machines.register(self._database, self._registry.all(), self._settings.retention)
         freed = await limits.declare(self._database, self._registry.limits.all())
         await retried(self._declare_queues)
         return set(freed)
 
     async def _declare_queues(self) -> None:
-        """Write by what this worker's queues are fair; if workers declare it differently, the last one decides."""
+        """Write the fairness keys of this worker's queues; if workers differ, the last declaration counts."""
         fair_by = self._settings.fair_by
         self._all_queue_slots.note_fair(fair_by)
         declared = await queues.declare(self._database, {name: fair_by.get(name) for name in self._settings.queues})
         for queue in declared:
-            how = "not shared out" if queue.fair_by is None else f"shared out by {queue.fair_by}"
+            how = "not fair" if queue.fair_by is None else f"fair by {queue.fair_by}"
             if queue.is_changed:
-                log.warning("worker: queue %r is %s from now on; it was declared otherwise before, and the last worker "
+                log.warning("worker: queue %r is now %s; another worker declared it differently, and the last worker "
                             "to start decides: see the setting fair_by", queue.queue, how)
             else:
                 log.info("worker: queue %r is %s", queue.queue, how)
@@ -73,7 +73,7 @@ class Registration:
         self._reaper.report(*await self.lease.expire_predecessors(settings.max_crashes, self._registry.authored()))
 
     async def free_held(self) -> None:
-        """Free the rows that waited for code which this worker has."""
+        """Admit the rows on hold that this worker's code can run."""
         freed = await instances.admit_versions(
             self._database, self._registry.labels(), self._registry.upcasting(), also_unfit=True
         )
@@ -81,15 +81,15 @@ class Registration:
             self._notifier.notify_work(queue)
 
     async def expire(self, worker_ids: Sequence[int]) -> None:
-        """End the leases of workers that have ended, and return what they had claimed."""
+        """End the leases of workers that have ended, and reap their claims."""
         settings = self._settings
         self._reaper.report(*await self.lease.expire(worker_ids, settings.max_crashes, self._registry.authored()))
 
     async def leave(self, *, is_orderly: bool) -> bool:
-        """End the lease of a worker that stops; False if the database does not take that now."""
+        """End the lease of a stopping worker; False if that fails."""
         try:
             await self.lease.end(orderly=is_orderly)
         except StoreFault as error:
-            log.warning("worker: could not end its lease (%s); it runs out by itself", error)
+            log.warning("worker: could not end its lease (%s); the lease will expire", error)
             return False
         return True

@@ -1,4 +1,4 @@
-"""What the services of one worker tell each other against the direction of the graph that `build.py` makes."""
+"""Calls between services of one worker against the direction of the graph that `build.py` builds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepwell._worker.queue_slots import QueueSlots
 
 
 class Wakeups:
-    """The only callbacks between services. `build.py` connects all of them at once; no service calls one before."""
+    """The only callbacks between services. `build.py` connects all of them before any service starts."""
 
     __slots__ = (
         "children_claimed", "claims_doubted", "due_in", "interactions_waiting", "lease_lost", "limit_slots_freed",
@@ -32,14 +32,14 @@ class Wakeups:
         claims_doubted: Callable[[frozenset[Claim]], None],
         orphans_returned: Callable[[list[str], int], None],
     ) -> None:
-        self.work_available = work_available  # the claimer looks for work, and whether there is room for it
-        self.due_in = due_in  # the timers look at the clock in that many seconds
+        self.work_available = work_available  # the claimer checks for claimable rows and free slots
+        self.due_in = due_in  # the timers tick within this many seconds
         self.step_ready = step_ready  # the executor runs a step that has a slot and is marked started
         self.children_claimed = children_claimed  # children were inserted already claimed by this worker
-        self.limit_slots_freed = limit_slots_freed  # the committer admits what waits for slots of these limits
+        self.limit_slots_freed = limit_slots_freed  # the committer admits rows that wait for these limits
         self.interactions_waiting = interactions_waiting  # the dispatcher of this transport sends them
         self.queues_paused = queues_paused  # these queues are paused, and no others
-        self.versions_changed = versions_changed  # workers may have come and gone, with the versions that they run
+        self.versions_changed = versions_changed  # workers may have started or ended, so other versions may be live
         self.lease_lost = lease_lost  # the lease under this worker id has ended
         self.claims_doubted = claims_doubted  # the heartbeat did not find these claims in the database
-        self.orphans_returned = orphans_returned  # rows of these queues were released: the reply to a claim was lost
+        self.orphans_returned = orphans_returned  # the heartbeat released orphaned claims of these queues

@@ -1,4 +1,4 @@
-"""One worker: its services are started, drained and stopped in order."""
+"""A worker: starts, drains and stops its services in order."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from stepwell._store.connection.pool import Database
 from stepwell._worker.build import Given, Graph, build, subscribe
 from stepwell._worker.queue_slots import AllQueueSlots
 from stepwell._worker.retirement import Retirement
-from stepwell._worker.shutdown import WorkerState, say_left
+from stepwell._worker.shutdown import WorkerState, log_left
 from stepwell.config import Settings
 
 log = logging.getLogger("stepwell")
 
-CLOSING = 1.0  # seconds that a stopping worker takes beyond drain_timeout, at the most
+CLOSING = 1.0  # seconds beyond drain_timeout within which a stopping worker has stopped
 CANCEL_GRACE = 0.4  # seconds in which a cancelled step may clean up
 
 
 class Worker:
-    """Claims and runs instances until it is stopped. Made by `engine.worker(...)`."""
+    """Claims and runs instances until it is stopped. Created by `engine.worker(...)`."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Worker:
         around_sync_steps: Around | None = None,
     ) -> None:
         self.stats = Stats()
-        self.left_behind: list[str] = []  # steps that did not end while it stopped; their threads may run on
+        self.left_behind: list[str] = []  # steps that did not end in time; their threads may run
         self.retirement = Retirement(self._stop)
-        self.end_block: Callable[[], object] = lambda: None  # of `engine.worker`, if the worker cannot continue
+        self.end_block: Callable[[], object] = lambda: None  # ends `engine.worker`'s block
         self._database = database
         self._notifier = notifier
         self._settings = settings
@@ -76,7 +76,7 @@ class Worker:
 
     @property
     def stuck_threads(self) -> int:
-        """Sync steps still running in threads; after a stop, those that outlived it."""
+        """Sync steps that still run in threads, also after the worker stopped."""
         return self._graph.executor.in_threads
 
     @property
@@ -98,7 +98,7 @@ class Worker:
             await committing.transactional_runner.open()
         upkeep.heartbeat.start()
         graph.claimer.start()
-        upkeep.fair_migration.start(after=None)  # the timers wake it
+        upkeep.fair_migration.start(after=None)  # the timers wake this service
         upkeep.timers.start()
         upkeep.reaper.start(after=calm(settings.reap.total_seconds()))
         upkeep.pruner.start(after=calm(settings.prune.total_seconds()))
@@ -109,8 +109,10 @@ class Worker:
         log.info("worker %d: started with queues %s", graph.registration.lease.worker_id, dict(settings.queues))
 
     async def stop(self) -> None:
-        """Stop claiming, release what has not started, finish what runs in time, leave the rest to the reaper: CLOSING
-        seconds after `drain_timeout` at the latest, whatever the steps and the database do; at once if cancelled."""
+        """Stop claiming, release claims that have not started, wait for running steps; the reaper takes the rest.
+
+        Returns CLOSING seconds after `drain_timeout` at the latest, or at once if cancelled.
+        """
         try:
             await self.retirement.end()
         except asyncio.CancelledError:
@@ -140,20 +142,20 @@ class Worker:
         in_time &= await together(last - 0.3, *works)
         in_time &= await together(last - 0.15, upkeep.heartbeat.stop())
         in_time &= await together(last, self._leave())
-        if not in_time:  # a statement that has no reply yet would hold up the end of the process
+        if not in_time:  # a statement without a reply would delay the exit of the process
             for service in graph.services():
-                service.cut()  # a service that was not stopped would take the end of the loop for a cancellation
+                service.cut()  # else the end of the loop looks like a foreign cancellation
             self._database.cut()
 
     async def _drain(self, until: float, soon: float) -> None:
-        """Let steps that have started end, in time; release claims that have not started."""
+        """Wait for started steps until the deadline; release claims that have not started."""
         loop = asyncio.get_running_loop()
-        await self._graph.starter.all_begun(max(0.0, soon - loop.time()))
+        await self._graph.starter.all_started(max(0.0, soon - loop.time()))
         await together(soon + 0.1, self._graph.releaser.release_all())
         self.left_behind = await self._graph.executor.drain(until, CANCEL_GRACE)
         if self.stuck_threads:
             forget_pools_at_exit()
-        say_left(self.left_behind, self.stuck_threads, is_orderly=self.retirement.is_orderly)
+        log_left(self.left_behind, self.stuck_threads, is_orderly=self.retirement.is_orderly)
 
     async def _leave(self) -> None:
         is_orderly = self.retirement.is_orderly and not self._state.is_cut_off
@@ -161,7 +163,7 @@ class Worker:
             self._notifier.publish(notifications.IDLE)
 
     def _cut(self) -> None:
-        """End all services, since the stop was cancelled, without waiting; the reaper returns the claims."""
+        """The stop was cancelled: end all services without waiting; the reaper returns the claims."""
         graph = self._graph
         graph.upkeep.heartbeat.finish()
         for service in graph.services():
@@ -170,12 +172,12 @@ class Worker:
         self._database.cut()
 
     def _fail(self) -> None:
-        """A service was cancelled: start nothing more, and end the block; what had started counts as a crash."""
+        """A service was cancelled: start no more steps, and end the block. Started steps count as crashes."""
         if self._state.is_cut_off:
             return
         self._state.is_cut_off = True
         self._graph.all_queue_slots.close()
-        log.error("worker: something in this process has cancelled the worker's tasks; it ends, and what had begun "
-                  "counts as a crash")
+        log.error("worker: other code in this process cancelled the worker's tasks; the worker stops, and started "
+                  "steps count as crashes")
         if not self._state.is_stopping:
             self.end_block()

@@ -197,7 +197,7 @@ class ManualWorker(Worker):
         queue_slots.slots = queue_slots.running + most
         queue_slots.backlog.ready = True
         await self._graph.claimer.tick()
-        await self._graph.starter.all_begun()
+        await self._graph.starter.all_started()
         self._graph.starter.raise_fault()
 
     async def finish(self, patience: float) -> list[Claim]:
@@ -206,7 +206,7 @@ class ManualWorker(Worker):
         if waits and not self._ended():
             await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for committer in (self._graph.committing.committer, self._graph.committing.spawner):
-            await committer.slot_releases.made()
+            await committer.slot_releases.done()
         ended = self._ended()
         self.taken = [claim for claim in self.taken if claim not in ended]
         return ended

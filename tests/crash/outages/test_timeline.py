@@ -204,7 +204,7 @@ async def test_a_connection_to_a_standby_is_not_used_and_no_new_timeline() -> No
     timelines = Timelines("00000001")
 
     with pytest.raises(Outage, match="in recovery"):
-        timelines.meet(IN_RECOVERY)
+        timelines.admit(IN_RECOVERY)
 
     assert (timelines.current, timelines.era) == ("00000001", 0)
 
@@ -214,7 +214,7 @@ async def test_an_idle_connection_of_an_earlier_timeline_is_not_used(h: Harness)
         assert database.timelines is not None
         await current_stamp(database)
 
-        database.timelines.turn("00000009")  # the heartbeat has met the new primary; this server still answers
+        database.timelines.switch_to("00000009")  # the heartbeat has met the new primary; this server still answers
 
         with pytest.raises(Outage, match="on a timeline that the server has left"):
             await current_stamp(database)
@@ -240,8 +240,8 @@ async def test_a_statement_that_waits_while_the_timeline_changes_is_not_sent(h: 
             waiting = asyncio.create_task(current_stamp(database))
             await asyncio.sleep(0)  # it waits for the only connection now
             before = database.timelines.current
-            database.timelines.turn("00000009")
-            database.timelines.turn(before or "")  # only the era tells them apart
+            database.timelines.switch_to("00000009")
+            database.timelines.switch_to(before or "")  # only the era tells them apart
 
         with pytest.raises(Outage, match="on another timeline since this statement was asked for"):
             await waiting

@@ -177,7 +177,7 @@ async def test_a_transactional_step_asks_with_its_own_writes(make_harness: MakeH
     await h.drain()
 
     await h.assert_done(asking, 3)
-    await h.assert_failed(each, "a transactional step can not Ask.each")
+    await h.assert_failed(each, "a transactional step cannot return Ask.each")
     await h.assert_failed(failing, "no transport is called 'nowhere'")
     assert await interaction_rows(h, each.id) == await interaction_rows(h, failing.id) == []
     notes = [row["note"] for row in await h.sql("select note from public.bookings")]

@@ -279,8 +279,8 @@ async def test_a_run_of_another_shape_is_held_with_the_reason(make_harness: Make
 
     assert (held.status, held.hold, held.step) == (Status.RUNNABLE, Hold.UNFIT, f"segment_1.{old.shape}")
     assert held.waiting_for is not None
-    at = f"it stands at the question of 'Ask amount' ('segment_1.{old.shape}'), "
-    assert f"{at}in payout as it was before its steps or questions changed under version 1" in held.waiting_for
+    at = f"it is at the await step 'Ask amount' ('segment_1.{old.shape}') of an earlier payout: "
+    assert f"{at}its steps were changed without a new version" in held.waiting_for
 
 
 async def test_a_held_run_continues_in_its_own_shape(make_harness: MakeHarness) -> None:
@@ -375,8 +375,8 @@ async def test_a_run_that_has_asked_about_some_items_is_held_as_well(
 
     assert (held.status, held.step) == (Status.RUNNABLE, "segment_0")
     assert held.waiting_for is not None
-    at = "it stands at the question of 'Ask amount' ('segment_0'), "
-    assert f"{at}in payout as it was before its steps or questions changed under version 1" in held.waiting_for
+    at = "it is at the await step 'Ask amount' ('segment_0') of an earlier payout: "
+    assert f"{at}its steps were changed without a new version" in held.waiting_for
     asked = (await h.engine.interactions.pending(limit=3 * CHUNK)).items
     assert [interaction.step for interaction in asked] == ["Ask amount"] * CHUNK
 

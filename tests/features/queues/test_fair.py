@@ -162,7 +162,7 @@ async def test_a_queue_that_becomes_fair_and_back_runs_every_waiting_row_once(
             assert caplog.records == []
             async with h.another_engine(fair_by={}) as other, other.worker({"default": 5}):
                 await eventually(lambda: unfit_is_none(h))
-                assert "queue 'default' is not shared out from now on" in caplog.text
+                assert "queue 'default' is now not fair" in caplog.text
             await eventually(lambda: ended(h))
 
     assert max(facts["rows"] for facts in moved.facts) <= 1_000

@@ -173,4 +173,4 @@ async def test_rule_9a_an_unreadable_signal_holds_only_its_own_instance(
 
     assert results == ["ran", "ran", "ran", 1]
     assert (waiting.status, waiting.hold) == (Status.RUNNABLE, Hold.UNFIT)
-    assert "can not be read" in str(waiting.hold_reason)
+    assert "cannot be read" in str(waiting.hold_reason)

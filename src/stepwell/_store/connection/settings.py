@@ -151,7 +151,7 @@ class SettledConnection(LearnedConnection):
         check_settings(settings, row["shown"])
         self.backend, self.timeline = row["backend"], row["timeline"]
         if timelines is not None:
-            timelines.meet(self.timeline)
+            timelines.admit(self.timeline)
 
     async def open_beside(self, application_name: str) -> EngineConnection:
         """Make a connection to the same server, with the same bounds."""

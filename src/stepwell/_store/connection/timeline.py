@@ -25,7 +25,7 @@ class Timelines:
         self.era = 0
         self.on_change: Callable[[], None] = lambda: None
 
-    def meet(self, timeline: str | None) -> None:
+    def admit(self, timeline: str | None) -> None:
         """Look at a new connection; Outage if it is not to be used. None: the server does not tell its timeline."""
         if timeline == IN_RECOVERY:
             raise Outage("the server is in recovery")
@@ -33,10 +33,10 @@ class Timelines:
             self.current = self.current or timeline
         elif timeline != self.current:
             before = self.current
-            self.turn(timeline)
+            self.switch_to(timeline)
             raise Outage(f"the server is on timeline {timeline}, after {before}: it may have lost commits")
 
-    def turn(self, timeline: str) -> None:
+    def switch_to(self, timeline: str) -> None:
         """The server is on that timeline from now on."""
         if timeline != self.current:
             self.current = timeline

@@ -154,7 +154,7 @@ async def _commit_fast(db: Database, commits: Sequence[Commit], paths: CommitPat
         return None
     inboxes, freed = applied.left_inboxes() if applied.with_inbox else [], applied.freed_queues or []
     if applied.number == len(commits) and not (applied.sent_back or applied.watched or applied.joining):
-        return CommitResult([], inboxes, _slots(commits), freed, is_as_meant=True)
+        return CommitResult([], inboxes, _slots(commits), freed, is_as_sent=True)
     committed = applied.rows()
     among = {row.id for row in committed}
     result = CommitResult(committed, inboxes, _slots([c for c in commits if c.claim.id in among]), freed)

@@ -46,7 +46,7 @@ class CommitResult:
     spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
     inserted_claimed: Sequence[Claim] = field(default_factory=list)  # children that the worker has claimed already
     transports: list[str] = field(default_factory=list)  # with something to send
-    is_as_meant: bool = False  # all but `rest` are committed as sent, and nothing waits for them: `committed` is empty
+    is_as_sent: bool = False  # all but `rest` are committed as sent, and nothing waits for them: `committed` is empty
     rest: Sequence[Commit] = ()  # not committed yet: call `commit` with these
     has_items: bool = False  # some are ends of continuations
     took: float = 0.0  # seconds from its sending to its reply: delays began in this time
@@ -83,7 +83,7 @@ class FastCommitResult(msgspec.Struct, frozen=True):
         rows = [
             Committed(
                 (id_ := commit.claim.id),
-                Status.EXECUTING if commit.goes_on and id_ not in sent_back else commit.status,
+                Status.EXECUTING if commit.runs_ahead and id_ not in sent_back else commit.status,
                 commit.claim.queue, None, id_ in watched, id_ in with_inbox, commit.claim.round, None, None,
             )
             for commit in commits

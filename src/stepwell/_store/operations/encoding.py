@@ -32,7 +32,7 @@ def encode_simple(commits: Sequence[Commit]) -> tuple[str, ...] | None:
     return (
         numbers([claim.id for claim in claims]),
         numbers([claim.fence for claim in claims]),
-        f"{{{','.join([Status.EXECUTING if commit.goes_on else commit.status for commit in commits])}}}",
+        f"{{{','.join([Status.EXECUTING if commit.runs_ahead else commit.status for commit in commits])}}}",
         steps,
         states,
         results,
@@ -90,7 +90,7 @@ class _Outcome(msgspec.Struct, omit_defaults=True):
 def _outcome(c: Commit) -> _Outcome:
     claim, placement, park, values = c.claim, c.placement, c.park, c.values
     return _Outcome(
-        claim.id, claim.worker_id, claim.fence, Status.EXECUTING if c.goes_on else c.status, c.step, c.version,
+        claim.id, claim.worker_id, claim.fence, Status.EXECUTING if c.runs_ahead else c.status, c.step, c.version,
         c.attempt, placement.delay, placement.queue, placement.priority, placement.switches_key,
         placement.concurrency_key, placement.hold, placement.hold_reason,
         c.stores, _raw(values.state), _raw(values.result), _raw(values.error), c.keeps_awaits, park.awaits,

@@ -55,7 +55,7 @@ class _Borrowed:
     """A connection of an asyncpg pool."""
 
     def __init__(self, owner: Connections, pool: asyncpg.Pool, lent: Any) -> None:
-        self.handed = lent
+        self.ctx_connection = lent
         self.connection: StepConnection = lent.bare
         self._owner = owner
         self._pool = pool
@@ -81,9 +81,9 @@ class _Borrowed:
         self.connection.is_lent = False
         if self.connection.is_altered:
             await self.connection.close(timeout=END_PATIENCE)
-        await self._pool.release(self.handed, timeout=END_PATIENCE)
+        await self._pool.release(self.ctx_connection, timeout=END_PATIENCE)
 
     async def discard(self) -> None:
         self.connection.is_lent = False
         self.connection.terminate()
-        await self._pool.release(self.handed)
+        await self._pool.release(self.ctx_connection)

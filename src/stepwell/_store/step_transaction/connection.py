@@ -59,7 +59,7 @@ class StepConnection(PatientConnection):
 class Carrier(Protocol):
     """A connection out of a pool and the transaction on it, as one driver has them."""
 
-    handed: Any  # what the step finds in ctx.connection
+    ctx_connection: Any  # what the step finds in ctx.connection
 
     @property
     def connection(self) -> StepConnection:

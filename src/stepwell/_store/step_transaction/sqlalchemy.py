@@ -110,7 +110,9 @@ class _Session:
     """A session on a connection of SQLAlchemy's pool, which keeps the transaction to itself."""
 
     def __init__(self, owner: Sessions, connection: AsyncConnection, driver: StepConnection) -> None:
-        self.handed = StepSession(bind=connection, expire_on_commit=False, join_transaction_mode="rollback_only")
+        self.ctx_connection = StepSession(
+            bind=connection, expire_on_commit=False, join_transaction_mode="rollback_only"
+        )
         self.connection = driver
         self._owner = owner
         self._connection = connection
@@ -120,7 +122,7 @@ class _Session:
         return _First(self._owner, self._connection)
 
     async def write_out(self) -> None:
-        await self.handed.flush()
+        await self.ctx_connection.flush()
 
     async def commit(self) -> None:
         await self._connection.commit()
@@ -130,7 +132,7 @@ class _Session:
             await self._connection.rollback()
 
     async def give_back(self) -> None:
-        await AsyncSession.close(self.handed)
+        await AsyncSession.close(self.ctx_connection)
         await self.connection.reset(timeout=END_PATIENCE)
         await self._connection.close()
         self._owner.release(self.connection)
@@ -138,7 +140,7 @@ class _Session:
     async def discard(self) -> None:
         try:
             self.connection.terminate()
-            await AsyncSession.close(self.handed)
+            await AsyncSession.close(self.ctx_connection)
             await self._connection.invalidate()
             await self._connection.close()
         finally:

@@ -45,7 +45,7 @@ class Transaction:
     """The transaction of one step and its outcome."""
 
     def __init__(self, carrier: Carrier, pool: Pool) -> None:
-        self.handed = carrier.handed
+        self.ctx_connection = carrier.ctx_connection
         name = f"{__name__}.{type(self).__name__}"
         self._gaps = Gaps(name, carrier.connection.get_server_pid()) if probes.hooks else None
         self.session = Session(carrier.connection, pool, self._gaps, answer=pool.bounds.answer)

@@ -1,1 +1,1 @@
-"""Claiming: when a worker claims rows, how many, and what it gives back."""
+"""Claiming: when a worker claims rows, how many, and which claims it releases."""

@@ -1,4 +1,4 @@
-"""Claims rows: as many as there is room for, one statement per queue, when a queue may have some."""
+"""Claims rows when a queue may have some: as many as fit, with one statement per queue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepStarter(Protocol):
     def may_start_all(self, queue_slots: QueueSlots, number: int) -> bool: ...
     def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None: ...
     def raise_fault(self) -> None: ...
-    async def see_begun(self) -> None: ...
+    async def await_next_start(self) -> None: ...
 
 
 class FillsSlots(Protocol):
@@ -50,7 +50,7 @@ class FillsSlots(Protocol):
 
 
 class Claimer(Service):
-    """Fills the queue slots. Woken by notifications, by a freed slot and by the timers; it does not poll by itself."""
+    """Fills the queue slots. Notifications, freed slots and the timers wake it; it does not poll."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class Claimer(Service):
         self._releaser = releaser
         self._settings = settings
         self._claim_paths = ClaimPaths()
-        self._locked = Pauses()  # queues: a claim waits for a lock of another transaction, or takes too long
+        self._locked = Pauses()  # queues in which a claim waited for a lock, or took too long
 
     def hear_work(self, queue: str) -> None:
-        """A notification of work."""
+        """A notification of claimable rows arrived."""
         if self._all_queue_slots.mark_ready(queue):
             self.wake()
 
     def take_offer(self, queue: str, count: int) -> bool:
-        """Work announced in this process: True if there are slots here for all of it."""
+        """This process announces claimable rows; True if this worker has slots for all of them."""
         queue_slots = self._all_queue_slots.find(queue)
         if queue_slots is None:
             return False
@@ -95,7 +95,7 @@ class Claimer(Service):
         return queue_slots.free >= count
 
     def take_children(self, queue_slots: QueueSlots, claims: Sequence[Claim]) -> None:
-        """Start children that were inserted already claimed; a worker that stops releases them at once."""
+        """Start children that were inserted already claimed; a stopping worker releases them."""
         if queue_slots.access is CLOSED:
             self._releaser.release_soon(list(claims))
         else:
@@ -106,7 +106,7 @@ class Claimer(Service):
             self._starter.raise_fault()
         contended = False
         for queue_slots in self._all_queue_slots:
-            self._ready_queue.fill(queue_slots)  # a floor: each change that frees a slot does it
+            self._ready_queue.fill(queue_slots)  # in case an earlier change has missed a free slot
             if queue_slots.returning or queue_slots.buffer:
                 keep = queue_slots.most_waiting(self._settings.prefetch)
                 if queue_slots.returning or len(queue_slots.buffer) > keep:
@@ -118,7 +118,7 @@ class Claimer(Service):
         return self._locked.next_in() if self._locked.until else None
 
     async def _fill_in_time(self, queue_slots: QueueSlots) -> bool:
-        """Claim from one queue, unless it has to wait for a lock, or took too long lately: other queues do not wait."""
+        """Claim from one queue, unless it waited for a lock or took too long lately: other queues do not wait."""
         if self._lease.current is None or (self._locked.until and self._locked.has(queue_slots.queue)):
             return False
         try:
@@ -135,66 +135,68 @@ class Claimer(Service):
         return contended
 
     async def _fill(self, queue_slots: QueueSlots, worker_id: int) -> bool:
-        """Claim from one queue; True if it had rows that may be claimable in a moment."""
+        """Claim from one queue; True if some of its rows may be claimable soon."""
         backlog = queue_slots.backlog
         room = queue_slots.demand(self._settings.prefetch, self._settings.min_demand)
         demand = min(room, LARGEST_CLAIM, MOST_UNCOMMITTED - sum([queue.waiting for queue in self._commit_queues]))
         if demand <= 0:
-            return room > 0  # the committers have to catch up first
+            return room > 0  # too many outcomes wait for their commit
         may_start = backlog.turns is None and self._starter.may_start_all(queue_slots, min(demand, MOST_STARTED))
-        backlog.ready = backlog.has_news = False  # before the claim: news sets them again
-        backlog.unasked = 0
+        backlog.ready = backlog.has_news = False  # before the claim: notifications during the claim set them again
+        backlog.reserved_since_claim = 0
         try:
-            answer = await self._claim(queue_slots, worker_id, demand, may_start=may_start)
+            claimed = await self._claim(queue_slots, worker_id, demand, may_start=may_start)
         except BaseException:
             backlog.ready = True
             raise
-        if answer is None:
+        if claimed is None:
             backlog.ready = True
             return True
         if probes.hooks:
-            await probes.reach("claimer.claimed", ids=[claim.id for claim in answer.claims])
-            if answer.begun is not None:
-                await probes.reach("executor.begun", ids=list(answer.begun.states))
-        is_locked_out = self._note_window(queue_slots, answer)
-        if not answer.is_simple:
-            await self._limiter.note(queue_slots.queue, answer)
-        self._take(queue_slots, answer.claims, answer.begun)
+            await probes.reach("claimer.claimed", ids=[claim.id for claim in claimed.claims])
+            if claimed.begun is not None:
+                await probes.reach("executor.begun", ids=list(claimed.begun.states))
+        is_locked_out = self._note_window(queue_slots, claimed)
+        if not claimed.is_simple:
+            await self._limiter.note(queue_slots.queue, claimed)
+        self._take(queue_slots, claimed.claims, claimed.begun)
         if self._starter.is_failing:
-            await self._starter.see_begun()
-        if answer.is_simple:
+            await self._starter.await_next_start()
+        if claimed.is_simple:
             return is_locked_out
-        contended = await self._admit(queue_slots, answer)
-        if (answer.busy or answer.foreign) and await self._holds.put(queue_slots.queue, answer):
+        contended = await self._admit(queue_slots, claimed)
+        if (claimed.busy or claimed.foreign) and await self._holds.put(queue_slots.queue, claimed):
             contended = backlog.ready = True
         return contended or is_locked_out
 
-    def _note_window(self, queue_slots: QueueSlots, answer: Claimed) -> bool:
-        """Note what the window says about the next claim; True if other workers have locked all rows of it."""
-        backlog, window = queue_slots.backlog, answer.window
-        is_full = window >= answer.limit
+    def _note_window(self, queue_slots: QueueSlots, claimed: Claimed) -> bool:
+        """Note what the window tells about the next claim; True if other workers have locked all of its rows."""
+        backlog, window = queue_slots.backlog, claimed.window
+        is_full = window >= claimed.limit
         if window:
-            backlog.fast_claim_ok = answer.is_simple
-            backlog.is_limited = not answer.is_simple and answer.needs_limits
-        backlog.left_behind = answer.last_priority if is_full else None
-        is_locked_out = backlog.turns is not None and answer.missed and not window
-        if is_full or answer.missed:
+            backlog.fast_claim_ok = claimed.is_simple
+            backlog.is_limited = not claimed.is_simple and claimed.needs_limits
+        backlog.left_behind = claimed.last_priority if is_full else None
+        is_locked_out = backlog.turns is not None and claimed.missed and not window
+        if is_full or claimed.missed:
             backlog.ready = True
             if not is_locked_out:
                 self.wake()
         return is_locked_out
 
     def _take(self, queue_slots: QueueSlots, claims: list[Claim], begun: StartedClaims | None = None) -> None:
-        """Give claims to the starter, if their lease still holds; if not, the reaper returns them."""
+        """Pass claims to the starter if their lease still holds; otherwise the reaper returns them."""
         if claims and claims[0].worker_id == self._lease.current:
             self._starter.take(queue_slots, claims, begun)
 
-    async def _admit(self, queue_slots: QueueSlots, answer: Claimed) -> bool:
-        """Ask the limits about rows that need some, as many as there are slots for: what they admit has to start now,
-        and not when another step has ended. True if some may be claimable in a moment."""
+    async def _admit(self, queue_slots: QueueSlots, claimed: Claimed) -> bool:
+        """Let the limits admit rows that need them, at most one per free slot: an admitted row must start now.
+
+        True if some of the rows may be claimable soon.
+        """
         free = max(0, queue_slots.free)
-        ids = [row.id for row in answer.limited[:free]]
-        if left := answer.limited[free:]:
+        ids = [row.id for row in claimed.limited[:free]]
+        if left := claimed.limited[free:]:
             queue_slots.backlog.ready, queue_slots.backlog.left_behind = True, left[0].priority
         if not ids:
             return False
@@ -210,7 +212,7 @@ class Claimer(Service):
     async def _claim(
         self, queue_slots: QueueSlots, worker_id: int, demand: int, *, may_start: bool
     ) -> Claimed | None:
-        """Claim; while the claim may mark rows started, no slots are reserved for other rows. None if other workers
+        """Claim; no slots are reserved for children meanwhile if the claim may mark rows started. None if other workers
         claimed the same concurrency keys in each try."""
         if probes.hooks:
             await probes.reach("claimer.before_claim", queue=queue_slots.queue)

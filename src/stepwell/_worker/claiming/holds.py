@@ -1,4 +1,4 @@
-"""Puts rows on hold that a claim has met and that may not run now, so that the next claim does not meet them again."""
+"""Puts unclaimable rows of a claim's window on hold, so that the next claim skips them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell._worker.claiming.limits import Limiter
 
 
 class Holds:
-    """Puts rows on hold: with a busy concurrency key, or of a version that neither this worker nor another one runs."""
+    """Puts rows on hold if their concurrency key is busy, or if no live worker runs their version."""
 
     def __init__(self, database: Database, registry: Registry, notifier: Notifier, limiter: Limiter) -> None:
         self._database = database
@@ -25,22 +25,22 @@ class Holds:
         self.forget_versions()
 
     def forget_versions(self) -> None:
-        """Workers may have come and gone: ask again which versions they run."""
-        self.labels = self._labels  # versions that this worker claims: its own, and those that it brings forward
+        """Forget which versions other workers run: workers may have started or ended."""
+        self.labels = self._labels  # versions that this worker claims: its own, and those that it upcasts
         self.others: list[str] = []  # versions that other live workers run
 
-    async def put(self, queue: str, answer: Claimed) -> bool:
-        """Put what may not run now on hold; True if some of it may run after all."""
+    async def put(self, queue: str, claimed: Claimed) -> bool:
+        """Put unclaimable rows on hold; True if some rows may be claimable after all."""
         contended = False
-        if answer.busy:
+        if claimed.busy:
             held = await concurrency_keys.hold(
-                self._database, [row.id for row in answer.busy], [str(row.concurrency_key) for row in answer.busy]
+                self._database, [row.id for row in claimed.busy], [str(row.concurrency_key) for row in claimed.busy]
             )
-            contended = len(held) < len(answer.busy)
+            contended = len(held) < len(claimed.busy)
             self._limiter.pass_on(held.values())
-        if answer.foreign:
-            await self._hold_foreign(queue, answer.foreign)
-            contended = True  # rows behind these in the window may be claimable
+        if claimed.foreign:
+            await self._hold_foreign(queue, claimed.foreign)
+            contended = True  # rows after these in the index may be claimable
         return contended
 
     async def _hold_foreign(self, queue: str, foreign: Sequence[KeyHolder]) -> None:
@@ -48,7 +48,7 @@ class Holds:
         others = await workers.registered(self._database, sorted(labels))
         if others.difference(self.others):
             self.others = sorted(others.union(self.others))
-            self._notifier.notify_elsewhere(queue)  # their claims may just have skipped the rows in this window
+            self._notifier.notify_elsewhere(queue)  # their last claims may have skipped these rows
         orphans = labels - others
         adopted = {label for label in orphans if self._can_adopt(label)}
         self.labels = [*self.labels, *sorted(adopted.difference(self.labels))]
@@ -56,7 +56,7 @@ class Holds:
         if stranded:
             held = await instances.hold_unknown_versions(self._database, stranded)
             self._limiter.pass_on(held.values())
-            # A worker that registered the version meanwhile may have looked before the hold: look again.
+            # A worker that registered the version meanwhile may have missed these rows: it looked before the hold.
             await instances.admit_versions(self._database)
 
     def _can_adopt(self, label: str) -> bool:

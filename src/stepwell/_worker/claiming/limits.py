@@ -1,4 +1,4 @@
-"""Asks the limits: of the rows that need some, claims those that may run, and puts the others on hold."""
+"""Claims the rows that their limits admit, and puts the others on hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIES = 3
 
 
 class Limiter:
-    """Slots and tokens are in the database; nothing of them is kept here."""
+    """Keeps no state: slots and tokens are in the database."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Limiter:
         self._wakeups = wakeups
 
     async def note(self, queue: str, claimed: Claimed) -> None:
-        """Publish what a claim has admitted by limits, or put on hold for them."""
+        """Publish which rows a claim under limits has put on hold."""
         if not claimed.is_by_limits:
             return
         if probes.hooks:
@@ -45,26 +45,26 @@ class Limiter:
         self._emitter.waits(queue, claimed.held)
 
     async def admit(self, queue: str, ids: Sequence[int]) -> tuple[list[Claim], bool]:
-        """Claim what may run; True if some of the rest may be claimable in a moment."""
+        """Claim the admitted rows; also True if some of the others may be claimable soon."""
         worker_id = self._lease.current
-        if worker_id is None:  # lost since the claim
+        if worker_id is None:  # the lease was lost after the claim
             return [], True
         for _ in range(TRIES):
             try:
-                answer = await limits.admit(self._database, worker_id, queue, ids)
-            except Conflict:  # another worker claimed the same concurrency key in the same moment
+                admitted = await limits.admit(self._database, worker_id, queue, ids)
+            except Conflict:  # another worker claimed the same concurrency key concurrently
                 continue
             if probes.hooks:
-                await probes.reach("limiter.admitted", ids=[claim.id for claim in answer.claims])
-            self._wake(answer.queues)
-            if answer.wait is not None:
-                self._wakeups.due_in(answer.wait)
-            self._emitter.waits(queue, answer.held)
-            return answer.claims, answer.left > 0
+                await probes.reach("limiter.admitted", ids=[claim.id for claim in admitted.claims])
+            self._wake(admitted.queues)
+            if admitted.wait is not None:
+                self._wakeups.due_in(admitted.wait)
+            self._emitter.waits(queue, admitted.held)
+            return admitted.claims, admitted.left > 0
         return [], True
 
     def pass_on(self, keys: Iterable[str | None]) -> None:
-        """Admit the next rows in place of rows that now wait for something else; None: a row without a limit."""
+        """Admit the next rows of these limits, in place of rows that were put on hold; None: a row without a limit."""
         if passed := [key for key in keys if key is not None]:
             self._wakeups.limit_slots_freed(passed)
 

@@ -1,4 +1,4 @@
-"""Rests of what another transaction keeps waiting: it is tried again after a pause, which grows."""
+"""Growing pauses before retries of what another transaction has locked."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ LONGEST = 0.5
 
 
 class Pauses:
-    """Names that rest, each until its own time."""
+    """The paused names, each with the end of its pause."""
 
     def __init__(self) -> None:
-        self.until: dict[str, tuple[float, float]] = {}  # when it is tried again, and the pause before that
+        self.until: dict[str, tuple[float, float]] = {}  # the end of the pause, and its length
 
     def has(self, name: str) -> bool:
-        """Whether a name rests now."""
+        """Whether a name is paused now."""
         return name in self.until and self.until[name][0] > perf_counter()
 
     def add(self, name: str) -> None:
-        """Let a name rest, longer than the last time."""
+        """Pause a name, twice as long as the last time."""
         _, last = self.until.get(name, (0.0, SHORTEST / 2))
         pause = min(last * 2, LONGEST)
         self.until[name] = perf_counter() + pause, pause
 
     def drop(self, name: str) -> None:
-        """A name did not have to wait."""
+        """Forget a name: its retry succeeded."""
         self.until.pop(name, None)
 
     def next_in(self) -> float | None:
-        """Seconds until the next one is tried again; None if none rests."""
+        """Seconds until the next retry; None if no name is paused."""
         if not self.until:
             return None
         return max(0.001, min(until for until, _ in self.until.values()) - perf_counter())

@@ -1,4 +1,4 @@
-"""Releases claims that do not start here, for workers that have a slot for them."""
+"""Releases claims that do not start in this worker, so that other workers can claim them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAUSES = (0.0, 0.005, 0.02, 0.1, 0.5, 2.0)  # seconds before each further try
 
 
 class WaitingClaims(Protocol):
-    """What claiming knows of `Withdrawals`: it takes back claims that have not started."""
+    """`Withdrawals`, as claiming sees it: takes back claims that have not started."""
 
     def take_back_all(self) -> list[Claim]: ...
     def take_back_waiting(self, queue_slots: QueueSlots, keep: int = 0) -> list[Claim]: ...
@@ -32,8 +32,8 @@ class WaitingClaims(Protocol):
 
 
 class ClaimReleaser:
-    """A locked row is tried again in the background: the claim of another worker locks for a moment the rows that were
-    claimed just before it, also if it no longer wants them."""
+    """Retries locked rows in the background: a claim statement of another worker briefly locks rows that were claimed
+    just before it, although it does not claim them."""
 
     def __init__(self, database: Database, notifier: Notifier, waiting: WaitingClaims) -> None:
         self._database = database
@@ -42,8 +42,8 @@ class ClaimReleaser:
         self._tries: set[asyncio.Task[None]] = set()
 
     async def release_waiting(self, queue_slots: QueueSlots, keep: int, patience: float) -> None:
-        """Release claims of one queue that wait for a slot: to start, except the first `keep`, or for longer than
-        `patience` to continue."""
+        """Release claims of one queue that wait for a slot: to start, except the first `keep`; or to continue, after
+        `patience` seconds."""
         returning = self._waiting.take_back_returning(queue_slots, patience)
         await self.release([*returning, *self._waiting.take_back_waiting(queue_slots, keep)])
 
@@ -52,14 +52,14 @@ class ClaimReleaser:
         await self.release(self._waiting.take_back_all())
 
     async def note_paused(self, paused: Collection[str]) -> None:
-        """These queues are paused, and no others: release what was claimed from them and has not started."""
+        """Exactly these queues are paused: release their claims that have not started."""
         changed, claims = self._waiting.note_paused(paused)
         for queue_slots in changed:
             log.info("worker: queue %r is %s", queue_slots.queue, "paused" if queue_slots.is_paused else "resumed")
         await self.release(claims)
 
     async def release(self, claims: list[Claim]) -> None:
-        """Release claims; those that are locked, soon after."""
+        """Release claims; locked rows are retried in the background."""
         left = await self._release_once(claims) if claims else []
         if left:
             self.release_soon(left)
@@ -71,7 +71,7 @@ class ClaimReleaser:
         trying.add_done_callback(self._tries.discard)
 
     async def finish(self, patience: float) -> None:
-        """Wait for releases that are under way, at most `patience` seconds."""
+        """Wait for the background releases, at most `patience` seconds."""
         if self._tries:
             await asyncio.wait(self._tries, timeout=patience)
         for trying in self._tries:
@@ -83,10 +83,10 @@ class ClaimReleaser:
             claims = await self._release_once(claims)
             if not claims:
                 return
-        self._waiting.released(claims)  # no lock is waited for longer: the heartbeat releases them
+        self._waiting.released(claims)  # the heartbeat releases them as orphaned claims
 
     async def _release_once(self, claims: list[Claim]) -> list[Claim]:
-        """Release claims; returns those that this worker still has."""
+        """Release claims; returns those that are locked and still this worker's."""
         try:
             released, queues = await instances.release(
                 self._database, claims[0].worker_id, [(c.id, c.fence, c.concurrency_key) for c in claims]
@@ -96,7 +96,7 @@ class ClaimReleaser:
         except Contention:
             return claims
         except StoreFault as error:
-            self._database.outages.failed_once("releases of claims", error)  # the heartbeat or the reaper returns them
+            self._database.outages.failed_once("releases of claims", error)  # the heartbeat or the reaper releases them
             self._waiting.released(claims)
             return []
         for queue, number in Counter(queues).items():

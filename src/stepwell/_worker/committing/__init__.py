@@ -1,1 +1,1 @@
-"""Committing: group commit of outcomes, and what follows from it."""
+"""Committing: group commit of outcomes, and the notifications and wakeups after it."""

@@ -1,4 +1,4 @@
-"""Publishes what a commit makes possible: to claimers, timers, clients that wait, and hooks."""
+"""Notifies claimers, timers, waiting clients and hooks after a commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepwell._worker.wakeups import Wakeups
 
 
 class Announcer:
-    """Tells this process and the others what is durable. Hints only: polling is the floor."""
+    """Notifies this process and others of durable commits. Notifications are hints; polling is the floor."""
 
     def __init__(self, notifier: Notifier, emitter: Emitter, wakeups: Wakeups) -> None:
         self._notifier = notifier
@@ -23,13 +23,13 @@ class Announcer:
         self._wakeups = wakeups
 
     def committed(self, commits: Iterable[Commit], result: CommitResult) -> None:
-        """Publish what the reply to a batch of these commits says."""
+        """Publish the results of a batch of these commits."""
         wakes = Counter(result.freed_queues)
         if result.has_later_children:
             self._notifier.publish(notifications.DUE)
         by_id = {commit.claim.id: commit for commit in commits}
         for row in result.committed:
-            if row.status is Status.EXECUTING:  # it continues here, and nothing waits for that
+            if row.status is Status.EXECUTING:  # its next step runs on the same claim: no notification
                 continue
             commit = by_id[row.id]
             if row.status is Status.RUNNABLE and row.hold is None:
@@ -46,21 +46,21 @@ class Announcer:
             self._notifier.notify_dispatch(transport)
         self._emitter.committed(by_id, result)
 
-    def as_meant(self, commits: Sequence[Commit], freed_queues: Sequence[str]) -> None:
-        """Publish simple commits that were written as their outcomes say, and for which no client waits."""
-        runnable = [commit.claim.queue for commit in commits if not commit.goes_on and commit.status is Status.RUNNABLE]
+    def as_sent(self, commits: Sequence[Commit], freed_queues: Sequence[str]) -> None:
+        """Publish simple commits that were applied exactly as sent, and for which no client waits."""
+        runnable = [c.claim.queue for c in commits if not c.runs_ahead and c.status is Status.RUNNABLE]
         if runnable or freed_queues:
             self.may_run([*runnable, *freed_queues])
         if self._emitter.hooks.wanted:
-            self._emitter.as_meant(commits)
+            self._emitter.as_sent(commits)
 
     def may_run(self, queues: Iterable[str]) -> None:
-        """Publish that rows of these queues may run."""
+        """Publish that these queues have claimable rows."""
         for queue, count in Counter(queues).items():
             self._notifier.notify_work(queue, count)
 
     def applied(self, commit: Commit) -> None:
-        """Publish what the lost reply to a commit would have said."""
+        """Publish a commit that was applied although its reply was lost."""
         if commit.placement.delay or commit.park.deadline:
             self._wakeups.due_in((commit.park.deadline or commit.placement.delay).total_seconds())
         if commit.park.asks is not None and commit.park.asks.common.sends:
@@ -73,5 +73,5 @@ class Announcer:
         self._emitter.applied(commit)
 
     def stale(self, commit: Commit) -> None:
-        """Publish that an outcome was dropped, because its claim no longer held."""
+        """Publish that an outcome was dropped because its claim no longer held."""
         self._emitter.stale(commit)

@@ -1,4 +1,4 @@
-"""Slots for children that are about to be inserted: they are inserted already claimed by the worker."""
+"""Reserves slots for children, which are then inserted already claimed by this worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from stepwell._worker.wakeups import Wakeups
 
 
 class ChildSlots:
-    """If this worker has a slot for a child, and nothing waits before it, nobody has to find and claim its row.
+    """If this worker has a free slot for a child, and no row waits before it, its row needs no claim statement.
 
-    No claim takes these slots meanwhile. Children beyond them, or with further requirements, are claimed by any worker.
+    Claims do not use the reserved slots. Any worker claims the children beyond them, or with further requirements.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class ChildSlots:
         self._wakeups = wakeups
 
     def reserve(self, commits: Sequence[Commit]) -> Reservation | None:
-        """Keep slots for the children of these commits; the statement checks whether they are uniform.
+        """Reserve slots for the children of these commits; the statement checks whether they are uniform.
 
-        None if there are no slots to keep, or if nothing may start that was not claimed.
+        None if no slots are free, or if children must not be inserted already claimed now.
         """
         children = [child for commit in commits for child in commit.park.children or ()]
         if not children or not self._is_fit(children[0]) or any(commit.commits_alone for commit in commits):
@@ -57,14 +57,14 @@ class ChildSlots:
         return Reservation(queue, slots, worker_id) if slots else None
 
     def _is_fit(self, child: NewInstance) -> bool:
-        """Whether it requires nothing but a worker of this version, now."""
+        """Whether the child requires only a worker of its version, and is due now."""
         return (
             child.due is None and child.concurrency_key is None and child.needs is None
             and f"{child.machine}@{child.version}" in self._labels
         )  # fmt: skip
 
     def settle(self, reserved: Reservation, inserted_claimed: Sequence[Claim]) -> None:
-        """Give the reserved slots to the children that were inserted claimed; the others are free again."""
+        """Pass reserved slots to the children that were inserted claimed, and free the others."""
         queue_slots = self._all_queue_slots[reserved.queue]
         queue_slots.unreserve(reserved.slots, len(inserted_claimed))
         if inserted_claimed and reserved.worker_id == self._lease.current:
@@ -72,4 +72,4 @@ class ChildSlots:
         elif inserted_claimed:
             self._notifier.publish(notifications.IDLE)  # the lease has ended: the reaper returns them
         if queue_slots.backlog.ready and len(inserted_claimed) < reserved.slots:
-            self._wakeups.work_available()  # a notification that came meanwhile may have found no slot
+            self._wakeups.work_available()  # a notification may have arrived while these slots were reserved

@@ -1,4 +1,4 @@
-"""Group commit: if idle, an outcome is committed at once; if busy, the next commit has all that came meanwhile."""
+"""Group commit: an idle committer commits an outcome at once, a busy one all outcomes that arrived meanwhile."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from stepwell._process.stats import Stats
 from stepwell._store.connection.pool import Database
 from stepwell._store.operations.commit import CommitPaths, commit
 from stepwell._store.operations.commit_result import CommitResult
-from stepwell._worker.commit_queue import LARGEST_BATCH, CommitQueue, QueuedCommit, tell
+from stepwell._worker.commit_queue import LARGEST_BATCH, CommitQueue, QueuedCommit, set_verdicts
 from stepwell._worker.committing.announcer import Announcer
 from stepwell._worker.committing.child_slots import ChildSlots
 from stepwell._worker.committing.inbox_sweeper import InboxSweeper
 from stepwell._worker.committing.isolation import Isolation
 from stepwell._worker.committing.limit_slots import SlotReleases
 from stepwell._worker.committing.uncommitted import Uncommitted
-from stepwell._worker.lost_replies import COMMITTED, GOES_ON
+from stepwell._worker.lost_replies import COMMITTED, STILL_CLAIMED
 
-MOST_APART = 4  # connections of the worker that may wait for foreign transactions
+MOST_APART = 4  # connections that may wait for other transactions at once
 APART_PATIENCE = timedelta(milliseconds=200)
 
 
@@ -76,11 +76,11 @@ class Committer(Service):
                 self.queue.in_flight = 0
         elif self.queue.pending:
             return 0.0
-        again = await self.slot_releases.make() if self.slot_releases.free else None
-        return 0.0 if self.queue.pending else again
+        pause = await self.slot_releases.admit() if self.slot_releases.free else None
+        return 0.0 if self.queue.pending else pause
 
     def _without_apart(self, batch: list[QueuedCommit]) -> list[QueuedCommit]:
-        """Commit some outcomes apart, each in a task: keys of children may wait for a caller's open transaction, and
+        """Commit some outcomes in tasks of their own: keys of children may wait for a caller's open transaction, and
         many children, or long texts, take long."""
         apart = [entry for entry in batch if entry.is_apart]
         for entry in apart:
@@ -101,9 +101,9 @@ class Committer(Service):
             self.queue.put_back_later(entry)
 
     async def commit_batch(self, batch: list[QueuedCommit], lock_timeout: timedelta | None = None) -> None:
-        """Commit a batch, and tell the verdicts; if that fails, find the outcomes at fault and commit the others."""
-        if any(entry.answer.cancelled() for entry in batch):  # since the tick began
-            batch = [entry for entry in batch if not entry.answer.cancelled()]
+        """Commit a batch and set the verdicts; if it fails, find the outcomes at fault and commit the others."""
+        if any(entry.future.cancelled() for entry in batch):  # since the tick began
+            batch = [entry for entry in batch if not entry.future.cancelled()]
             if not batch:
                 return
         commits = [entry.commit for entry in batch]
@@ -135,19 +135,19 @@ class Committer(Service):
             await self.commit_batch(rest)
 
     async def _note(self, batch: list[QueuedCommit], result: CommitResult) -> None:
-        """Publish what the batch makes possible, tell its verdicts, and settle what was left out."""
+        """Publish the committed outcomes, set their verdicts, and settle the uncommitted ones."""
         if result.leftovers:
             self.inbox_sweeper.sweep_soon(result.leftovers)
         if result.slots:
             self.slot_releases.add(result.slots)
-        if result.is_as_meant:
+        if result.is_as_sent:
             if probes.hooks:
                 await probes.reach("committer.committed", ids=[entry.commit.claim.id for entry in batch])
-            self._announcer.as_meant([entry.commit for entry in batch], result.freed_queues)
+            self._announcer.as_sent([entry.commit for entry in batch], result.freed_queues)
             for entry in batch:
-                entry.verdict = GOES_ON if entry.commit.goes_on else COMMITTED
+                entry.verdict = STILL_CLAIMED if entry.commit.runs_ahead else COMMITTED
             self._stats.committed += len(batch)
-            tell(batch)
+            set_verdicts(batch)
         else:
             await self._note_each(batch, result)
 
@@ -162,10 +162,10 @@ class Committer(Service):
             if row is None:
                 missing.append(entry)
             else:
-                entry.verdict = GOES_ON if row.status is Status.EXECUTING else COMMITTED
+                entry.verdict = STILL_CLAIMED if row.status is Status.EXECUTING else COMMITTED
                 committed.append(entry)
         self._stats.committed += len(committed)
-        tell(committed)
+        set_verdicts(committed)
         if missing:
             await self._uncommitted.settle(missing)
 
@@ -173,7 +173,7 @@ class Committer(Service):
 async def _with_slots(
     child_slots: ChildSlots, commits: list[Commit], send: Callable[..., Awaitable[CommitResult]]
 ) -> CommitResult:
-    """Commit, with reserved slots for children that are inserted already claimed."""
+    """Commit with slots reserved for children, so that they are inserted already claimed."""
     reserved = child_slots.reserve(commits)
     inserted_claimed: Sequence[Claim] = ()
     try:

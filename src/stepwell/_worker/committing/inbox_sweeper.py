@@ -1,4 +1,4 @@
-"""Deletes the inboxes of ended instances, beside the commits."""
+"""Deletes the inboxes of ended instances in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("stepwell")
 
 
 class InboxSweeper:
-    """One background task at a time. What an outage leaves is pruned."""
+    """Runs one background task at a time. The pruner deletes inboxes that remain after an outage."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -33,9 +33,9 @@ class InboxSweeper:
             try:
                 await signals.sweep(self._database, ended)
             except StoreFault as error:
-                log.debug("committer: %d inboxes stay until they are pruned: %s", len(ended), error)
+                log.debug("committer: could not delete %d inboxes; the pruner will: %s", len(ended), error)
 
     async def stop(self, patience: float) -> None:
-        """Wait for the task that runs."""
+        """Wait for the running task, at most `patience` seconds."""
         if self.task is not None:
             await asyncio.wait([self.task], timeout=patience)

@@ -1,4 +1,4 @@
-"""Finds which outcomes of a batch the server refuses, or which wait for foreign locks; the rest is committed."""
+"""Isolates outcomes that the server refuses, or with locked rows, and commits the rest of the batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stepwell._worker.commit_queue import CommitQueue, QueuedCommit
 from stepwell._worker.committing.uncommitted import Uncommitted
 from stepwell._worker.lost_replies import Verdict
 
-MOST_MISFITS = 5  # then an outcome is refused: the server takes others of its shape
-PATIENCE = 0.3  # seconds in which a batch is halved to find outcomes that wait for foreign locks
+MOST_MISFITS = 5  # failures before an outcome is refused although the server accepts others of its shape
+PATIENCE = 0.3  # seconds of halving a batch to find outcomes with locked rows
 
 
 class BatchCommitter(Protocol):
@@ -23,17 +23,17 @@ class BatchCommitter(Protocol):
 
 
 class Isolation:
-    """Splits a batch that failed."""
+    """Splits a failed batch."""
 
     def __init__(self, committer: BatchCommitter, queue: CommitQueue, uncommitted: Uncommitted) -> None:
         self._committer = committer
         self._queue = queue
         self._uncommitted = uncommitted
-        self.until: float | None = None  # of the current tick; None: it has not waited for locks yet
+        self.until: float | None = None  # the time limit of the current tick; None: no lock wait yet
 
     async def separate(self, batch: list[QueuedCommit], error: Misfit) -> None:
-        """Commit what the server takes, if it takes the first row or the last one. If not, no row is at fault, and all
-        are kept. An outcome that fails beside committed ones is tried again, MOST_MISFITS times."""
+        """Commit the outcomes that the server accepts, if it accepts the first or the last one; otherwise no single
+        outcome is at fault, and all are kept. Failed outcomes are retried, MOST_MISFITS times at most."""
         if len(batch) == 1:
             raise error
         for entry in (batch[0], batch[-1]):
@@ -51,22 +51,23 @@ class Isolation:
                     self._suspect([entry for entry in half if entry.is_open], batch, failed)
 
     def _suspect(self, entries: list[QueuedCommit], batch: list[QueuedCommit], error: Misfit) -> None:
-        """Retry entries that failed beside others. A failure is counted if an outcome of the same shape was taken. An
-        entry that needs a table which the others do not need is kept: the table may be missing."""
-        taken = {shape_of(entry.commit) for entry in batch if entry.verdict in (Verdict.COMMITTED, Verdict.GOES_ON)}
+        """Retry entries that failed while others succeeded. A failure counts only if an outcome of the same shape
+        succeeded: otherwise a table may be missing that only this shape needs."""
+        applied = (Verdict.COMMITTED, Verdict.STILL_CLAIMED)
+        accepted = {shape_of(entry.commit) for entry in batch if entry.verdict in applied}
         for entry in entries:
-            entry.misfits += shape_of(entry.commit) in taken
+            entry.misfits += shape_of(entry.commit) in accepted
             if entry.misfits >= MOST_MISFITS:
                 self._uncommitted.refuse(entry, error)
                 continue
             self._uncommitted.retry_misfit(entry, error)
 
     async def isolate(self, batch: list[QueuedCommit], error: Refusal | Contention) -> None:
-        """Halve a batch until the row is alone that Postgres refuses, or that another transaction has locked."""
+        """Halve a batch until the refused or locked row is alone."""
         if len(batch) > 1:
             if isinstance(error, Contention):
                 batch = await self._without_plain(batch)
-                if self._is_over():
+                if self._is_out_of_time():
                     for entry in batch:
                         entry.is_apart = True
                         self._queue.put_back_later(entry)
@@ -78,22 +79,22 @@ class Isolation:
             return
         [entry] = batch
         if isinstance(error, Contention):
-            entry.is_apart = True  # from now on no batch waits for its lock
+            entry.is_apart = True  # no further batch waits for its lock
             self._queue.put_back_later(entry)
             return
         self._uncommitted.refuse(entry, error)
 
     async def _without_plain(self, batch: list[QueuedCommit]) -> list[QueuedCommit]:
-        """Commit the plain outcomes, which wait for no lock, if the batch has others too; returns those."""
+        """If the batch is mixed, commit its plain outcomes, which wait for no lock; returns the others."""
         others = [entry for entry in batch if not entry.commit.is_plain]
         if not others or len(others) == len(batch):
             return batch
         await self._committer.commit_batch([entry for entry in batch if entry.commit.is_plain])
         return others
 
-    def _is_over(self) -> bool:
-        """Whether the tick has spent its time on finding outcomes that wait: each try waits for a lock, and all other
-        outcomes wait for the tick."""
+    def _is_out_of_time(self) -> bool:
+        """Whether the tick has used up its time for isolation: each try waits for a lock, and all other outcomes wait
+        for the tick."""
         now = perf_counter()
         if self.until is None:
             self.until = now + PATIENCE

@@ -1,7 +1,7 @@
-"""Asks one question per item: pulls items in chunks, and appends each chunk durably before the next is pulled.
+"""Fills await units of `Ask.each`: pulls items in chunks, and stores each chunk before it pulls the next one.
 
-A step that is run again after a crash gives its items again: those that were asked are compared with what is stored,
-and passed over.
+A step that runs again after a crash produces its items again: those with a stored interaction are compared with it,
+and skipped.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ T = TypeVar("T")
 Ended: TypeAlias = AwaitTimeout | ItemFailed | SourceChanged
 
 CHUNK = 500  # items of one transaction
-LARGEST_TEXT = 4_000_000  # of the requests in one transaction, as far as they are not larger
+LARGEST_TEXT = 4_000_000  # characters of the requests in one transaction; a single one may be larger
 
 
 class IncrementalAsk:
-    """Fills the units of `Ask.each`. Memory holds one chunk, however many items there are."""
+    """Fills the units of `Ask.each`, with only one chunk of items in memory."""
 
     def __init__(
         self, database: Database, invoker: Invoker, notifier: Notifier, wakeups: Wakeups
@@ -48,9 +48,11 @@ class IncrementalAsk:
         self._wakeups = wakeups
 
     async def fill(self, run: Run, outcome: AskEach) -> AskEach | Next | Ended:
-        """Ask about every item; what is left to commit is the park, what follows if there were no items, or the end:
-        the time of a question was over, or an item has failed, before the last one was asked; or the source gives other
-        items than before."""
+        """Store an interaction for every item. Returns the outcome to commit: the park, or Next if there were no items.
+
+        Or the error that ends the instance: before the last item was stored, an interaction timed out or an item
+        failed; or the source has produced other items than before.
+        """
         source = _source(outcome.items, run, self._invoker)
         try:
             return await self._fill(run, outcome, source)
@@ -58,19 +60,19 @@ class IncrementalAsk:
             await source.close()
 
     async def check_shape(self, run: Run) -> None:
-        """Raise Unfit if an earlier attempt has asked about some items, and the pipeline has another shape now. A run
-        that has asked nothing may begin in any."""
+        """Raise Unfit if an earlier attempt stored items, and the pipeline has another shape now. A run without stored
+        items may start with any shape."""
         if run.definition.pipeline is not None and run.claim.attempt:
             check_shape(run, await self._through_outages(run, lambda: await_units.item_step(self._database, run.claim)))
 
     async def _fill(self, run: Run, outcome: AskEach, source: _Source) -> AskEach | Next | Ended:
         common = common_of(outcome, run.claim.step, run.surroundings.registry)
-        target(run.definition, "then", outcome.then)  # before anybody is asked
+        target(run.definition, "then", outcome.then)  # before any item is stored
         asked = await self._asked_before(run)
-        place, is_over = 0, False
-        while not is_over:
+        place, is_exhausted = 0, False
+        while not is_exhausted:
             items = await source.pull(CHUNK)
-            is_over = len(items) < CHUNK
+            is_exhausted = len(items) < CHUNK
             for chunk in _chunks(items, place, common, run.surroundings.max_payload):
                 appended = await self._append(run, common, place, chunk)
                 if appended is None:
@@ -78,7 +80,7 @@ class IncrementalAsk:
                 if (ended := _end(run, common, appended)) is not None:
                     return ended
                 place += len(chunk)
-            items = []  # while the next ones are pulled, these are not held
+            items = []  # frees their memory before the next pull
             await asyncio.sleep(0)
         if place < asked:
             appended = await self._append(run, common, place, [])
@@ -86,7 +88,7 @@ class IncrementalAsk:
         return outcome if place else Next(outcome.then, state=outcome.state)
 
     async def _asked_before(self, run: Run) -> int:
-        """How many questions an earlier attempt of this step has asked."""
+        """How many interactions an earlier attempt of this step has stored."""
         if not run.claim.attempt:
             return 0
         held = await self._through_outages(run, lambda: self._hold(run))
@@ -97,7 +99,7 @@ class IncrementalAsk:
             return await await_units.hold(session, run.claim)
 
     async def _append(self, run: Run, common: Common, first: int, chunk: list[NewInteraction]) -> Appended | None:
-        """Ask about some items, or about none where the source has ended; None if the claim is lost."""
+        """Store a chunk; an empty one tells that the source has ended. None if the claim is lost."""
         appended = await self._through_outages(run, lambda: self._append_once(run, common, first, chunk))
         if appended is None:
             return None
@@ -110,7 +112,7 @@ class IncrementalAsk:
         return appended
 
     async def _through_outages(self, run: Run, act: Callable[[], Awaitable[T]]) -> T:
-        """Do it when the database is there: an outage is no fault of the step. What has landed is not done twice."""
+        """Await `act()`, repeated through outages; what an earlier try has stored is not stored twice."""
         async def once() -> T:
             try:
                 return await act()
@@ -127,7 +129,7 @@ class IncrementalAsk:
 
 
 def _end(run: Run, common: Common, appended: Appended) -> Ended | None:
-    """How a filling has ended before its last item, if it has."""
+    """Why the unit ended before its last item was stored, if it did."""
     name = run.definition.name
     if appended.timed_out is not None:
         return AwaitTimeout(name, common.step, appended.timed_out)
@@ -140,7 +142,7 @@ def _end(run: Run, common: Common, appended: Appended) -> Ended | None:
 
 
 def _chunks(items: list[Any], first: int, common: Common, max_payload: int) -> Iterator[list[NewInteraction]]:
-    """Questions about items, as many at a time as fit into one transaction."""
+    """The interactions for items, in chunks that fit into one transaction."""
     chunk: list[NewInteraction] = []
     text = 0
     for place, item in enumerate(items, first):
@@ -155,14 +157,14 @@ def _chunks(items: list[Any], first: int, common: Common, max_payload: int) -> I
 
 
 class _Source(Protocol):
-    """Where items come from."""
+    """A source of items."""
 
     async def pull(self, number: int) -> list[Any]: ...
     async def close(self) -> None: ...
 
 
 def _source(items: Any, run: Run, invoker: Invoker) -> _Source:
-    """How to pull the next so many items: those of a sync step in a thread."""
+    """A source for these items; it iterates over those of a sync step in a thread."""
     if isinstance(items, AsyncIterable):
         return _Awaited(items)
     if not isinstance(items, Iterable) or isinstance(items, str | bytes):
@@ -183,7 +185,7 @@ class _Awaited:
         return pulled
 
     async def close(self) -> None:
-        """Let a generator clean up, wherever it stands, so that it holds no file open."""
+        """Close a generator, so that it can release its resources, such as open files."""
         close = getattr(self._iterator, "aclose", None)
         if close is not None:
             await close()
@@ -195,7 +197,7 @@ class _Plain:
         self._run = run
         self._invoker = invoker
         self._in_use = threading.Lock()
-        self._is_over = False
+        self._is_closed = False
 
     async def pull(self, number: int) -> list[Any]:
         pulled = await self._call(self._pull, number)
@@ -203,8 +205,8 @@ class _Plain:
         return pulled
 
     async def close(self) -> None:
-        """As above. If this one was given up while a thread pulls, that one closes it when it is through."""
-        self._is_over = True
+        """As above. If a thread is still pulling, that thread closes the iterator afterwards."""
+        self._is_closed = True
         if hasattr(self._iterator, "close"):
             await self._call(self._close)
 
@@ -216,13 +218,13 @@ class _Plain:
     def _pull(self, number: int) -> list[Any]:
         with self._in_use:
             pulled = list(islice(self._iterator, number))
-        if self._is_over:
+        if self._is_closed:
             self._close()
         return pulled
 
     def _close(self) -> None:
         if self._in_use.acquire(blocking=False):
             try:
-                self._iterator.close()  # type: ignore[attr-defined]  # only what has it is closed
+                self._iterator.close()  # type: ignore[attr-defined]  # called only if it has `close`
             finally:
                 self._in_use.release()

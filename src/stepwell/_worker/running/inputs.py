@@ -1,4 +1,4 @@
-"""Reads what steps are handed beside their states: inboxes, children, replies."""
+"""Loads the inputs of steps beside their states: inboxes, children, replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Inputs:
-    """What steps are handed beside their states, by instance."""
+    """The inputs of steps beside their states, by instance."""
 
     __slots__ = ("families", "inboxes", "units", "unreadable")
 
@@ -29,7 +29,7 @@ class Inputs:
         self.unreadable: dict[int, InvalidPayload] = {}
 
     def beside(self, id_: int, state: str, unchecked: bool) -> Read:
-        """The inputs of one instance."""
+        """The inputs of one instance, with its state."""
         return Read(
             state, None, unchecked, self.inboxes.get(id_, ()), self.families.get(id_, ()),
             self.units.get(id_), self.unreadable.get(id_),
@@ -37,7 +37,7 @@ class Inputs:
 
 
 async def load(db: Database, claims: list[Claim]) -> Inputs:
-    """Read what flags on the rows say is there: a plain step pays for no inbox and no children."""
+    """Load only the inputs that the flags of the rows announce: a plain step costs no extra statement."""
     loaded = Inputs()
     receivers = [claim.id for claim in claims if claim.has_inbox]
     loaded.inboxes = await _isolating(lambda ids: signals.load(db, ids), receivers, loaded.unreadable)
@@ -55,7 +55,7 @@ async def load(db: Database, claims: list[Claim]) -> Inputs:
 async def _isolating(
     load: Callable[[list[int]], Awaitable[dict[int, T]]], ids: list[int], unreadable: dict[int, InvalidPayload]
 ) -> dict[int, T]:
-    """What is stored for these instances; what can not be read leaves out its own instance only, and tells why."""
+    """Load values for these instances. Only an instance with unreadable data is left out; its error is kept."""
     if not ids:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Calls the author's code: async in the loop, sync in a thread, neither longer than its timeout."""
+"""Calls the author's code: async in the loop, sync in a thread, both with the timeout of the step."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MOST_THREADS = 1_000
 
 
 class Invoker:
-    """Runs a step, or its `handle`, within its time. The caller gets what it raises."""
+    """Runs a step, or its `handle`, with its timeout; an exception reaches the caller."""
 
     def __init__(self, slots: int, around_sync_steps: Around | None = None) -> None:
         self._around = nullcontext if around_sync_steps is None else around_sync_steps
         self._threads = DaemonThreads(min(slots, MOST_THREADS) or 1, "stepwell step")
-        self.in_threads = 0  # sync calls that run right now
+        self.in_threads = 0  # sync calls that run now
 
     def close(self) -> None:
-        """Take no more sync calls; what runs in a thread runs on."""
+        """Accept no more sync calls; running ones continue."""
         self._threads.shutdown()
 
     def keep_thread(self) -> RunThread:
-        """A thread for sync code that is called part by part; it counts as one call."""
+        """A thread for several calls of sync code; it counts as one call."""
         thread = RunThread(self._threads, self._around)
         self.in_threads += 1
         thread.left.add_done_callback(self._thread_ended)
@@ -53,7 +53,7 @@ class Invoker:
             raise
 
     async def _call_in_thread(self, claim: Claim, step: Step, function: Callable[..., Any], *args: Any) -> object:
-        """Run sync code in a thread. It keeps claim and slot until the thread returns, also past its timeout."""
+        """Run sync code in a thread. The step keeps claim and slot until the thread returns, even past its timeout."""
         started = time.monotonic()
         context = contextvars.copy_context()
         self.in_threads += 1
@@ -78,11 +78,11 @@ class Invoker:
 def _caught(
     around: Around, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[object, BaseException | None]:
-    """Call and catch in the thread: a future can not carry a StopIteration."""
-    value = None  # also if what surrounds the call swallows its error
+    """Call the function in the thread and catch its error: a future cannot carry a StopIteration."""
+    value = None  # returned if `around` suppresses the error
     try:
         with around():
             value = function(*args)
-    except BaseException as error:  # noqa: BLE001 - carried to the loop, where it is handled
+    except BaseException as error:  # noqa: BLE001 - returned to the loop, which handles it
         return None, error
     return value, None

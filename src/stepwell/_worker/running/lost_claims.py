@@ -1,4 +1,4 @@
-"""Stops the steps of single claims that this worker has lost: reaped, given back, or taken away by an operator."""
+"""Stops the steps of claims that this worker has lost to the reaper, the heartbeat or an operator."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ log = logging.getLogger("stepwell")
 
 
 class LostClaims:
-    """A claim that a notification or a beat calls lost is looked up first: only its row proves that."""
+    """Verifies claims that a notification or a beat reports lost: only the row proves the loss."""
 
     def __init__(self, database: Database, active_claims: ActiveClaims, withdrawals: Withdrawals) -> None:
         self._database = database
         self._active_claims = active_claims
         self._withdrawals = withdrawals
-        self._doubted: set[Claim] = set()  # a notification, or a beat, says that they are lost
+        self._doubted: set[Claim] = set()  # reported lost, not yet verified
         self._looking: asyncio.Task[None] | None = None
 
     def hear(self, payload: str) -> None:
-        """A notification of any process: an operator took a row away."""
+        """Another process notifies: an operator took a row."""
         self.doubt(self._named(payload))
 
     def hear_here(self, payload: str) -> None:
-        """This process itself took a row away."""
+        """This process itself took a row."""
         self._lose(self._named(payload))
 
     def doubt(self, claims: frozenset[Claim]) -> None:
-        """Look up whether these claims are lost, and stop their steps if they are."""
+        """Verify in the background whether these claims are lost; stop the steps of the lost ones."""
         self._doubted |= claims
         if self._doubted and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look(), name="stepwell doubts")
 
     async def settle(self) -> None:
-        """Wait until the doubted claims have been looked up."""
+        """Wait until the reported claims are verified."""
         if self._looking is not None:
             await self._looking
 
     def _named(self, payload: str) -> frozenset[Claim]:
-        """The active claim that a notification names. A newer claim of the same instance is another one."""
+        """The active claim that a notification names, unless it is a newer claim of the instance."""
         id_, fence = map(notifications.read_number, payload.partition(" ")[::2])
         active = None if id_ is None else self._active_claims.get(id_)
         if active is None or fence is None or active.claim.fence >= fence:
@@ -68,7 +68,7 @@ class LostClaims:
             self._lose(frozenset(claim for claim in claims if not _is_held(claim, traces.get(claim.id))))
 
     def _lose(self, claims: frozenset[Claim]) -> None:
-        """Stop the steps of these claims. A newer claim of the same instance is not lost."""
+        """Stop the steps of these claims, but not of newer claims of the same instances."""
         active_claims = [self._active_claims.get(claim.id) for claim in claims]
         lost = []
         for active in active_claims:
@@ -77,7 +77,7 @@ class LostClaims:
             if active.stage is OPEN:
                 lost.append(active.claim.id)
             else:
-                active.revoked = True  # the fence decides about its outcome; no further step runs
+                active.revoked = True  # the fence decides about its outcome; no next step runs
         if lost:
             self._active_claims.abandon(lost, "the claim of this step is lost")
             self._withdrawals.drop_lost()
@@ -85,5 +85,5 @@ class LostClaims:
 
 
 def _is_held(claim: Claim, trace: Trace | None) -> bool:
-    """Whether the row is still the claim's, perhaps one step further by now."""
+    """Whether the claim still holds the row, possibly at the next step (run ahead)."""
     return is_ours(claim, trace) or is_ours(replace(claim, fence=claim.fence + 1), trace)

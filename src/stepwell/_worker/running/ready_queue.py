@@ -1,4 +1,4 @@
-"""Decides which claims of a worker have a slot, and which starts or continues when a slot is free."""
+"""Decides which claims of a worker have a slot, and which one starts or continues when a slot becomes free."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from stepwell._worker.wakeups import Wakeups
 
 
 class StartsSteps(Protocol):
-    """Does what `ReadyQueue` decides."""
+    """Carries out the decisions of `ReadyQueue`."""
 
     def begin(self, queue_slots: QueueSlots, claims: list[Claim]) -> None:
-        """Start these claims, which have slots now; `ReadyQueue.end_beginning` is called when that has ended."""
+        """Start these claims, which have slots; then call `ReadyQueue.end_beginning`."""
 
-    def look_after(self, queue_slots: QueueSlots) -> None:
-        """Let the claimer look at what waits for a slot of this queue, repeatedly, while there is any."""
+    def recheck(self, queue_slots: QueueSlots) -> None:
+        """Wake the claimer repeatedly while claims wait for a slot of this queue."""
 
 
 class ReadyQueue:
-    """The slots of all queues of one worker. It decides without a database and an event loop; `Starter` acts.
+    """The slots of all queues of one worker. It uses neither database nor event loop; `Starter` acts.
 
-    A claim is in one of these states, until its step has ended or it is released:
+    Until its step has ended or it is released, a claim is in one of these states:
 
     - waiting: in the buffer of its queue, without a slot;
     - starting: it has a slot, and is about to be marked started;
-    - waiting suspect: it has a slot, and starts when no other crash suspect of this worker runs;
+    - waiting suspect: it has a slot, and starts when this worker runs no other crash suspect;
     - running: it has a slot, and its step runs;
     - away: its step has returned, and its slot is kept (see `QueueSlots`) until its commit is confirmed;
     - returning: its commit is confirmed, and its next step waits for a slot;
-    - leaving: it was taken back by `Withdrawals`, and its release is under way.
+    - leaving: `Withdrawals` took it back, and its release is under way.
 
-    Each change that may free a slot ends with `fill`: so no claim waits while a slot is free.
+    Each change that may free a slot ends with `fill`, so that no claim waits while a slot is free.
     """
 
     def __init__(
@@ -47,19 +47,21 @@ class ReadyQueue:
         self._starter = starter
         self._wakeups = wakeups
         self.starting: set[int] = set()  # instances
-        self.suspects: deque[Claim] = deque()  # that wait until no other one runs
-        self._suspect: Claim | None = None  # the one that runs
+        self.suspects: deque[Claim] = deque()  # each waits until no other one runs
+        self._suspect: Claim | None = None  # the running one
         self.free_slot = self.end  # bound once
-        self._come_back = self._end_away
+        self._free_kept_slot = self._end_away
 
     def put(self, queue_slots: QueueSlots, claims: Sequence[Claim]) -> None:
-        """Let claims wait for slots, and start as far as there are any."""
+        """Add claims to the buffer, and start as many as there are free slots."""
         queue_slots.buffer.extend(claims)
         self.fill(queue_slots)
 
     def fill(self, queue_slots: QueueSlots) -> None:
-        """Let claims that wait for a slot continue or start, as far as there are any. Those that continue are first.
-        One batch of a queue is marked started at a time."""
+        """Give free slots to waiting claims: first to those that continue, then to those that start.
+
+        Only one batch per queue is marked started at a time.
+        """
         while queue_slots.returning and queue_slots.running < queue_slots.slots:
             active, stored, _ = queue_slots.returning.popleft()
             if not active.abandoned:
@@ -74,11 +76,11 @@ class ReadyQueue:
             queue_slots.look = Look.PROGRESS
         if starters or (self.suspects and self._may_begin_suspect(queue_slots)):
             queue_slots.is_beginning = True
-            self.starting.update(claim.id for claim in starters)  # at once: `waiting_ids` has them
+            self.starting.update(claim.id for claim in starters)  # before any await: `waiting_ids` must include them
             self._starter.begin(queue_slots, starters)
 
     def choose(self, queue_slots: QueueSlots, starters: Sequence[Claim]) -> list[Claim]:
-        """Which claims with slots start now: ordinary ones together, and one crash suspect after the other."""
+        """Choose which claims with slots start now: all ordinary ones, but only one crash suspect at a time."""
         self.starting.difference_update(claim.id for claim in starters)
         suspects = [claim for claim in starters if claim.is_suspect]
         self.suspects.extend(suspects)
@@ -92,27 +94,27 @@ class ReadyQueue:
         return bool(self.suspects) and self._suspect is None and queue_slots.access is not CLOSED
 
     def start(self, claim: Claim) -> ActiveClaim | None:
-        """The active claim of a claim that is marked started, with its slot; None if it was lost meanwhile."""
+        """Give the slot of a claim that is marked started to its active claim; None if the claim was lost meanwhile."""
         active = self._active_claims.get(claim.id)
         if active is None or active.claim is not claim:
-            self.let_go(claim)
+            self.drop_unstarted(claim)
             return None
         active.free_slot = self.free_slot
         return active
 
     def end_beginning(self, queue_slots: QueueSlots) -> None:
-        """The claims that were given slots have started, or were dropped: start the next ones."""
+        """The claims of a batch have started or were dropped: start the next ones."""
         queue_slots.is_beginning = False
         self.fill(queue_slots)
-        self._wakeups.work_available()  # for a demand that was too small meanwhile
+        self._wakeups.work_available()  # the demand may have been too small meanwhile
 
-    def let_go(self, claim: Claim) -> None:
-        """A claim with a slot does not start: the row is another worker's by now, or the heartbeat releases it."""
+    def drop_unstarted(self, claim: Claim) -> None:
+        """Drop a claim with a slot that cannot start: another worker has its row, or the heartbeat releases it."""
         self._active_claims.drop(claim)
         self.end(claim)
 
     def end(self, claim: Claim) -> None:
-        """Free the slot of a step that has ended, for the next claim."""
+        """Free the slot of an ended step for the next claim."""
         queue_slots = self._all_queue_slots[claim.queue]
         queue_slots.running -= 1
         if claim is self._suspect:
@@ -120,21 +122,21 @@ class ReadyQueue:
         self.refill(queue_slots)
 
     def step_aside(self, active: ActiveClaim) -> None:
-        """Leave the slot of a step that has returned, to continue when its outcome is committed."""
+        """Free the slot of a returned step; its next step needs one once the outcome is committed (state: away)."""
         self._all_queue_slots[active.claim.queue].away += 1
         active.leave_slot()
-        active.free_slot = self._come_back
+        active.free_slot = self._free_kept_slot
 
     def _end_away(self, claim: Claim) -> None:
-        """Free the slot that was kept for an instance which does not continue here, for the next claim."""
+        """Free the slot kept for an instance that does not continue in this worker."""
         queue_slots = self._all_queue_slots[claim.queue]
         queue_slots.away -= 1
         self.refill(queue_slots)
 
-    def go_on(self, active: ActiveClaim, stored: Read) -> None:
-        """Let an instance continue that has stepped aside; if no slot is free, it has the next one, for a moment."""
+    def run_next(self, active: ActiveClaim, stored: Read) -> None:
+        """Run the next step of an instance that was away; if no slot is free, it waits briefly for the next one."""
         queue_slots = self._all_queue_slots[active.claim.queue]
-        queue_slots.away -= 1  # not by `free_slot`, which would give this slot to another claim
+        queue_slots.away -= 1  # `free_slot` would give this slot to another claim
         active.free_slot = None
         if queue_slots.running < queue_slots.slots:
             self._take_slot(queue_slots, active, stored)
@@ -142,7 +144,7 @@ class ReadyQueue:
         active.is_pending = True
         queue_slots.returning.append(Returning(active, stored, perf_counter()))
         if queue_slots.look is Look.NONE:
-            self._starter.look_after(queue_slots)
+            self._starter.recheck(queue_slots)
 
     def _take_slot(self, queue_slots: QueueSlots, active: ActiveClaim, stored: Read) -> None:
         queue_slots.running += 1
@@ -150,13 +152,13 @@ class ReadyQueue:
         self._wakeups.step_ready(active, stored)
 
     def refill(self, queue_slots: QueueSlots) -> None:
-        """A slot of this queue is free: use it here, or let the claimer claim for it."""
+        """A slot of this queue is free: use it for a waiting claim, or wake the claimer."""
         self.fill(queue_slots)
         if queue_slots.backlog.ready:
             self._wakeups.work_available()
 
     def leave(self, suspects: Collection[Claim]) -> None:
-        """Suspects that will not start leave their slots."""
+        """Free the slots of waiting suspects that will not start."""
         if suspects:
             self.suspects = deque(claim for claim in self.suspects if claim not in suspects)
         for claim in suspects:

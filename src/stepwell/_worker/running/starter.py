@@ -1,4 +1,4 @@
-"""Takes claims: when they have slots, marks them started in the database, and only then lets their steps run."""
+"""Accepts claims, marks those with a slot started in the database, and then lets their steps run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ log = logging.getLogger("stepwell")
 
 
 class Starter:
-    """From the reply of a claim to the start of its step. `ReadyQueue` decides which claim starts when.
+    """Handles claims from the reply of the claim statement to the start of their steps, as `ReadyQueue` decides.
 
-    Claims are marked started in tasks, one per queue at a time, so that more can be claimed meanwhile.
+    One task per queue marks claims started, so that the claimer can claim more rows meanwhile.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Starter:
         self._stats = stats
         self._wakeups = wakeups
         self._beginnings: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()  # one batch is marked started and launched at a time
+        self._start_lock = asyncio.Lock()  # only one batch is marked started and launched at a time
         self._latest_claim: datetime | None = None
-        self.fault: Exception | None = None  # raised in the claimer's next tick
-        self.is_failing = False  # since the last batch that started
+        self.fault: Exception | None = None  # the claimer raises it in its next tick
+        self.is_failing = False  # no batch has started since the last error
 
     def may_start_all(self, queue_slots: QueueSlots, number: int) -> bool:
-        """Whether so many claims from this queue would start at once: each has a slot, nothing runs in the queue,
-        nothing waits or starts in any queue, and the last claim has left nothing."""
+        """Whether this number of claims would all start at once: each has a slot, no step runs in the queue, no claim
+        waits or starts in any queue, and the last claim left no rows behind."""
         is_busy = queue_slots.running or queue_slots.away or queue_slots.returning
         if is_busy or queue_slots.backlog.left_behind is not None:
             return False
@@ -68,15 +68,15 @@ class Starter:
         )
 
     def take(self, queue_slots: QueueSlots, claims: Sequence[Claim], begun: StartedClaims | None = None) -> None:
-        """Take the claims of one statement: start what has a slot, keep the rest in the buffer. What was marked started
-        by its claim runs, unless its slots are gone because the worker stops."""
+        """Accept the claims of one statement: start those with a slot, and buffer the others. Claims that the statement
+        has marked started run, unless the worker stops and closes the slots."""
         taken = deque(self._active_claims.add(claims))
         self._stats.claimed += len(taken)
         if len(taken) < len(claims):
             arrived = {claim.id for claim in taken}
             for claim in claims:
                 if claim.id not in arrived:
-                    log.warning("starter: %s: its claim came after it was given back", claim.label)
+                    log.warning("starter: %s: its claim arrived after the heartbeat had released it", claim.label)
         if self.withdrawals.leaving:
             self.withdrawals.released(claims)  # released rows may be claimed again
         latest = claims[-1].claimed_at
@@ -89,33 +89,33 @@ class Starter:
         else:
             self.ready_queue.put(queue_slots, taken)
             if queue_slots.buffer and queue_slots.look is Look.NONE:
-                self.look_after(queue_slots)
+                self.recheck(queue_slots)
 
-    def look_after(self, queue_slots: QueueSlots) -> None:
-        """Wake the claimer now and then while claims find no slot, to continue or to start. If none of them has started
-        since the last look, the steps are not short, even if the first ones were."""
+    def recheck(self, queue_slots: QueueSlots) -> None:
+        """Wake the claimer every 50 ms while claims wait for a slot, to continue or to start. If none of them has
+        started since the last check, the steps are not short, even if the first ones were."""
         if queue_slots.look is not Look.NONE:
             if queue_slots.buffer and queue_slots.look is Look.STALLED and not queue_slots.is_beginning:
                 queue_slots.steps_are_short = False
             self._wakeups.work_available()
         queue_slots.look = Look.STALLED if queue_slots.returning or queue_slots.buffer else Look.NONE
         if queue_slots.look is not Look.NONE:
-            asyncio.get_running_loop().call_later(PATIENCE, self.look_after, queue_slots)
+            asyncio.get_running_loop().call_later(PATIENCE, self.recheck, queue_slots)
 
     def raise_fault(self) -> None:
-        """Raise the error that kept claims from starting since the last look: the claimer backs off."""
+        """Raise the error of the last start that failed, so that the claimer backs off."""
         fault, self.fault = self.fault, None
         if fault is not None:
             raise fault
 
-    async def see_begun(self) -> None:
-        """After an error, wait until the next claims have started, or raise their error too: so a backoff grows."""
+    async def await_next_start(self) -> None:
+        """After an error, wait until the next claims have started, or raise their error, so that the backoff grows."""
         if self.is_failing:
-            await self.all_begun()
+            await self.all_started()
             self.raise_fault()
 
-    async def all_begun(self, patience: float | None = None) -> None:
-        """Wait until what has a slot has started, at most `patience` seconds."""
+    async def all_started(self, patience: float | None = None) -> None:
+        """Wait until all claims with a slot have started, at most `patience` seconds."""
         if self._beginnings:
             await asyncio.wait(self._beginnings, timeout=patience)
 
@@ -127,27 +127,27 @@ class Starter:
 
     async def _begin_safely(self, queue_slots: QueueSlots, starters: list[Claim]) -> None:
         try:
-            async with self._turn:
+            async with self._start_lock:
                 await self._begin(queue_slots, starters)
         except Exception as error:  # noqa: BLE001 - it is raised again in the claimer, which backs off
-            log.debug("starter: %d claims could not begin: %s; the heartbeat returns them", len(starters), error)
+            log.debug("starter: could not start %d claims: %s; the heartbeat releases them", len(starters), error)
             if isinstance(error, Outage):
-                self._database.outages.failed_once("beginnings", error)
+                self._database.outages.failed_once("starts of steps", error)
             self.fault, self.is_failing = error, True
         self.ready_queue.end_beginning(queue_slots)
 
     async def _begin(self, queue_slots: QueueSlots, starters: list[Claim]) -> None:
-        """Start ordinary claims together, and one crash suspect after the other."""
+        """Start ordinary claims together, and crash suspects one at a time."""
         claims = self.ready_queue.choose(queue_slots, starters)
         left = deque(claims)
         try:
             if claims and (noted := await self._note(claims)) is not None:
                 await self._launch_all(left, *noted)
-                queue_slots.steps_are_short = self._are_over(claims[: len(claims) // 2])
+                queue_slots.steps_are_short = self._have_ended(claims[: len(claims) // 2])
                 self.is_failing = False
         finally:
-            for claim in left:  # no longer active: the heartbeat releases them within a beat
-                self.ready_queue.let_go(claim)
+            for claim in left:  # the heartbeat releases them within a beat
+                self.ready_queue.drop_unstarted(claim)
 
     async def _note(self, claims: list[Claim]) -> tuple[StartedClaims, Inputs | None] | None:
         """Mark claims started, and load their inputs; None if the lease has ended."""
@@ -170,14 +170,14 @@ class Starter:
         while left:
             self._launch(left, begun, loaded, worker_id)
             if left:
-                await asyncio.sleep(0)  # what was launched runs, and is committed while the rest runs
+                await asyncio.sleep(0)  # the launched steps run, and their commits start, before the rest is launched
 
     def _launch(self, left: deque[Claim], begun: StartedClaims, loaded: Inputs | None, worker_id: int) -> None:
         for _ in range(min(AT_ONCE, len(left))):
             claim = left.popleft()
             state = begun.states.get(claim.id)
             if state is None or claim.worker_id != worker_id:
-                self.ready_queue.let_go(claim)  # lost before it was marked started, or of a lease that has ended
+                self.ready_queue.drop_unstarted(claim)  # lost before it was marked started, or its lease has ended
                 continue
             active = self.ready_queue.start(claim)
             if active is not None:
@@ -185,8 +185,8 @@ class Starter:
                 inputs = Read(state, None, unchecked) if loaded is None else loaded.beside(claim.id, state, unchecked)
                 self._wakeups.step_ready(active, inputs)
 
-    def _are_over(self, claims: list[Claim]) -> bool:
-        """Whether the first steps of some of these have ended, and none runs now: the others wait for their turn."""
+    def _have_ended(self, claims: list[Claim]) -> bool:
+        """Whether some of the first steps of these claims have ended, and none runs now: the rest has not started."""
         active_claims = [active for claim in claims if (active := self._active_claims.get(claim.id)) is not None]
         left = [active for active in active_claims if active.free_slot is self.ready_queue.free_slot
                 and not active.steps_ahead]

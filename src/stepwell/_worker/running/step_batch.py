@@ -1,4 +1,4 @@
-"""Steps that begin together: one task runs them one after another, until one has to wait for something."""
+"""Step batches: one task runs steps one after another until one of them awaits something."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any, TypeAlias
 
 from stepwell._worker.active_claims import ActiveClaim, Read
 
-HEAVY = 200  # children that steps in a row have to insert before the loop has a turn, and the first are
+HEAVY = 200  # children of consecutive spawns, after which other tasks run, so that inserting can begin
 
 RunStep: TypeAlias = Callable[[ActiveClaim, Read], Awaitable[None]]
-BatchedStep: TypeAlias = deque[tuple[ActiveClaim, Read]]
+BatchedSteps: TypeAlias = deque[tuple[ActiveClaim, Read]]
 
 
 class StepBatch:
-    """Most steps of a busy worker end without waiting, and a task for each would cost as much as all that the engine
-    does for it besides. Where one waits, all that stand behind it get a task of their own. Where they spawn many, the
-    loop has a turn in between, so that the first children are inserted while the others are made.
+    """Most steps of a busy worker end without waiting, and a task for each would double the engine's cost per step.
 
-    No step sees anything of another: if a step has changed the context of its task, or somebody cancels the task, no
-    more steps run in it.
+    If a step waits, each of the following steps gets a task of its own. If steps spawn many children, other tasks run
+    in between, so that the first children are inserted early. Steps do not affect each other: if a step has changed
+    the context of its task, or the task is cancelled, no more steps run in it.
     """
 
     def __init__(self, run: RunStep) -> None:
         self._run = run
-        self._next: BatchedStep = deque()
+        self._next: BatchedSteps = deque()
         self._clean = copy_context()  # from before any step has run
         self._weight = 0
 
     def put(self, active: ActiveClaim, stored: Read) -> None:
-        """Run the claim's step in one task with others that are put in the same turn of the loop."""
+        """Run the claim's step in one task with all others that are put during the same turn of the loop."""
         active.is_pending = True
         if not self._next:
             asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
@@ -41,58 +40,59 @@ class StepBatch:
     def put_alone(self, active: ActiveClaim, stored: Read) -> None:
         """Run the claim's step in a task of its own."""
         active.is_pending = True
-        turn = deque([(active, stored)])
-        asyncio.get_running_loop().create_task(self._go(turn), context=self._clean.copy())
+        steps = deque([(active, stored)])
+        asyncio.get_running_loop().create_task(self._run_all(steps), context=self._clean.copy())
 
     def weigh(self, children: int) -> None:
-        """Note that the step that runs has so many to insert."""
+        """Count the children that the running step spawns."""
         self._weight += children
 
     def _begin(self) -> None:
-        loop, turn = asyncio.get_running_loop(), self._next
+        loop, steps = asyncio.get_running_loop(), self._next
         self._next, self._weight = deque(), 0
-        has_more = len(turn) > 1
-        loop.create_task(self._go(turn))
+        has_more = len(steps) > 1
+        loop.create_task(self._run_all(steps))
         if has_more:
-            loop.call_soon(self._spread, turn)  # after the task has gone as far as it can
+            loop.call_soon(self._spread, steps)  # runs when the task first waits
 
-    def _spread(self, turn: BatchedStep) -> None:
-        while turn:
-            self.put_alone(*turn.popleft())
+    def _spread(self, steps: BatchedSteps) -> None:
+        """Run the remaining steps in tasks of their own."""
+        while steps:
+            self.put_alone(*steps.popleft())
 
-    def _put_first(self, turn: BatchedStep) -> None:
-        """Let the loop turn to other things before the rest goes on, which nobody overtakes."""
+    def _put_first(self, steps: BatchedSteps) -> None:
+        """Run the remaining steps after other tasks have run, and before any later step."""
         if not self._next:
             asyncio.get_running_loop().call_soon(self._begin, context=self._clean)
-        self._next.extendleft(reversed(turn))
-        turn.clear()
+        self._next.extendleft(reversed(steps))
+        steps.clear()
 
-    async def _go(self, turn: BatchedStep) -> None:
+    async def _run_all(self, steps: BatchedSteps) -> None:
         task, clean, shares = own_task(), copy_context(), False
-        while turn and not task.cancelling() and _is_still(clean):
-            active, stored = turn.popleft()
+        while steps and not task.cancelling() and _is_unchanged(clean):
+            active, stored = steps.popleft()
             if active.abandoned:
                 continue
             active.begin(task, shares=shares)
             shares = True
             await self._run(active, stored)
-            if self._weight >= HEAVY and turn:
-                self._put_first(turn)
+            if self._weight >= HEAVY and steps:
+                self._put_first(steps)
                 return
             if active.was_cancelled:
-                return  # before Python 3.13, the next one that awaits something would be told
+                return  # before Python 3.13, the next step that awaits would receive the cancellation
 
 
-def _is_still(clean: Context) -> bool:
-    """Whether nobody has changed a context variable here."""
+def _is_unchanged(clean: Context) -> bool:
+    """Whether no step has changed a context variable of this task."""
     try:
         return copy_context() == clean
-    except Exception:  # noqa: BLE001 - it compares values, and the author's may refuse that
+    except Exception:  # noqa: BLE001 - comparing the author's values may raise anything
         return False
 
 
 def own_task() -> asyncio.Task[Any]:
-    """The task that this runs in."""
+    """The current task."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - all of the engine runs in tasks
     return task

@@ -1,4 +1,4 @@
-"""Calls `handle` for a step that has failed, and runs the steps that the executor does not call itself."""
+"""Calls `handle` for failed steps, and runs the steps that the executor does not call itself."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stepwell.outcomes import AskEach
 
 
 class Misdirected(Exception):
-    """A step was cancelled by mistake: other code kept the task of a step that ran in it before."""
+    """The wrong step was cancelled: other code kept the task of a step that ran in it earlier."""
 
 
 class StepCalls:
-    """What a step raises goes to `handle`; an error of `handle` fails the instance."""
+    """Errors of a step go to `handle`; an error of `handle` fails the instance."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class StepCalls:
         self.stats = stats
 
     async def decide(self, active: ActiveClaim, run: Run) -> Commit | None:
-        """The commit of a step that is not ordinary; None if its own transaction has committed it."""
+        """The commit of a step that is not ordinary; None if a transactional step has committed itself."""
         if run.received.ended is not None:
             return run.failure(run.received.ended)
         if run.obstacle is not None:  # there is no state, or no reply, to run the step with
@@ -48,7 +48,7 @@ class StepCalls:
         return await self._transact(active, run)
 
     async def failed(self, active: ActiveClaim, run: Run, error: BaseException, outcome: object) -> Commit:
-        """The commit of a step that has raised an error, or returned an outcome of which no commit could be made."""
+        """The commit of a step that raised an error or returned an invalid outcome."""
         _clear_cancellation(active, error, run)
         was_filling = isinstance(outcome, AskEach)
         commit = await self.handled(active, run, error, was_filling=was_filling)
@@ -58,10 +58,10 @@ class StepCalls:
         self, run: Run, outcome: AskEach, ctx: Context[Any], error: BaseException | None = None,
         *, was_filling: bool = False,
     ) -> Commit:  # fmt: skip
-        """The commit of an Ask.each, when all its interactions are stored."""
-        if was_filling:  # it would continue with the interactions of the Ask.each that failed
-            raise InvalidOutcome("outcome", "handle can not Ask.each where an Ask.each of the step has failed; go on "
-                                 "at a step that asks")
+        """Store all interactions of an Ask.each; returns its commit."""
+        if was_filling:  # it would add to the interactions of the Ask.each that failed
+            raise InvalidOutcome("outcome", "handle cannot return Ask.each after an Ask.each of the step has failed; "
+                                 "return Next to a step that asks")
         filled = await self._incremental_ask.fill(run, outcome)
         if isinstance(filled, Ended):
             return replace(run.failure(filled), has_filled=True)
@@ -69,7 +69,7 @@ class StepCalls:
         return replace(commit, has_filled=True)
 
     async def _transact(self, active: ActiveClaim, run: Run) -> Commit | None:
-        """Run the step and commit its outcome in one transaction; None if that is done, else the commit of `handle`."""
+        """Run the step and commit its outcome in one transaction; if that fails, returns the commit of `handle`."""
         assert self._transactional_runner is not None  # noqa: S101 - the worker has one if any step is transactional
         self.stats.steps += 1
         try:
@@ -101,12 +101,12 @@ class StepCalls:
 
 
 def _clear_cancellation(active: ActiveClaim, error: BaseException, run: Run | None = None) -> None:
-    """A step that raised CancelledError itself did not cancel the engine's task. If the task was cancelled and is
-    shared, it is unknown which step was meant: a step that can run again then runs in a task of its own."""
+    """Clear the cancellation of the current task. If other steps ran in this task before, it is unknown which step was
+    meant: an async step then runs again, in a task of its own."""
     if isinstance(error, asyncio.CancelledError):
         active.was_cancelled, task = True, own_task()
         is_cancelled = task.cancelling() > 0
         while task.cancelling():
             task.uncancel()
-        if is_cancelled and active.shares_task and run is not None and run.step.is_async:  # a thread would run on
+        if is_cancelled and active.shares_task and run is not None and run.step.is_async:  # a thread cannot be stopped
             raise Misdirected from error

@@ -1,4 +1,4 @@
-"""One run of one step: the definition that runs it, what the step receives, and the commit of its outcome."""
+"""One run of one step: its definition, its inputs, and the commit of its outcome."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from stepwell.machine import Step, step_name
 
 
 class Unfit(StepwellError):
-    """This code can not run that row: it waits, with the reason, for code that can."""
+    """This code cannot run the row: it is put on hold, with the reason, until other code can."""
 
 
 ReadOutputs = Callable[[int, int, int, int], Awaitable[list[tuple[int, str]]]]
-"""What answers that went on by themselves have come to: of an instance and its unit, after an item, so many."""
+"""Reads the results of continuations; arguments: instance, await unit, item to read after, number."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What all runs of a worker share."""
+    """The objects that all runs of a worker share."""
 
     registry: Registry
     max_payload: int
@@ -49,37 +49,37 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What a step receives beside its state."""
+    """The inputs of a step beside its state."""
 
     inbox: tuple[Signal, ...] = ()
     awaited: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
     replies: tuple[Reply, ...] = ()
-    wrong_reply: InvalidInput | None = None  # why a reply that came in by SQL is none of its type
-    ended: AwaitTimeout | ItemFailed | None = None  # what it asked has ended so that the instance is to fail
+    wrong_reply: InvalidInput | None = None  # why a reply that came from SQL does not fit its type
+    ended: AwaitTimeout | ItemFailed | None = None  # why its await unit has ended such that the instance fails
 
 
 NOTHING = Received()
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The definition that runs a claim, its step, and the stored state."""
+    """The run of a claim: its definition, its step, and the stored state."""
 
-    claim: Claim  # of a row brought forward: at its new step
+    claim: Claim  # after an upcast: at its new step
     definition: Definition
     step: Step
     loaded: str
-    state: Any  # what the step is handed: `loaded`, decoded
-    mark: bytes | None  # of that state, to tell whether the step has changed it
-    is_foreign: bool  # the row has something else: an older version's state, or a misfit
+    state: Any  # the step receives it: `loaded`, decoded
+    mark: bytes | None  # of that state, to detect whether the step changes it
+    is_foreign: bool  # the row stores another state: an older version's, or one that does not fit
     surroundings: Surroundings
     received: Received = NOTHING
     was_unchecked: bool = False
-    misfit: InvalidInput | None = None  # why a state that came in by SQL is none; `handle` sees it as it came
+    misfit: InvalidInput | None = None  # why a state that came from SQL does not fit; `handle` sees it undecoded
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether its step is to run, with its commit by the committer."""
+        """Whether its step runs, and the committer commits its outcome."""
         received = self.received
         return (
             received.ended is None and received.wrong_reply is None and self.misfit is None
@@ -88,11 +88,11 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def obstacle(self) -> InvalidInput | None:
-        """Why the step can not run; it goes to `handle`."""
+        """Why the step cannot run; `handle` receives it."""
         return self.misfit or self.received.wrong_reply
 
     def context(self, connection: Any = None, *, in_handle: bool = False) -> Context[Any]:
-        """What the step receives; once, as it may change the state. `handle` receives the state as it was loaded."""
+        """The context for the step. Call it once: the step may change the state. `handle` gets the state as loaded."""
         claim, state = self.claim, self.state
         if in_handle:
             state = self.definition.state.decode(self.loaded) if self.misfit is None else decode_value(self.loaded)
@@ -111,12 +111,12 @@ class Run(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     async def _outputs(self, after: int, limit: int) -> list[tuple[int, str]]:
-        """What the answers to its questions have come to, some after an item."""
+        """The results of its continuations, up to `limit` after an item."""
         read, unit_id = self.surroundings.read_outputs, self.claim.unit_id
         return [] if read is None or unit_id is None else await read(self.claim.id, unit_id, after, limit)
 
     def commit(self, outcome: object, ctx: Context[Any], error: BaseException | None = None) -> Commit:
-        """The commit of an outcome; `error` is what `handle` saw. What an Ask.each asks was asked before."""
+        """The commit of an outcome; `error` is what `handle` received. The items of an Ask.each are already stored."""
         awaited = self.received.awaited
         commit = transition(
             outcome, claim=self.claim, definition=self.definition, state=ctx.state, mark=self.mark,
@@ -129,11 +129,11 @@ class Run(msgspec.Struct, frozen=True):
         return replace(commit, values=replace(commit.values, was_unchecked=True))
 
     def read_after(self, commit: Commit) -> Read:
-        """What the database gives to the step after this commit."""
+        """The inputs of the next step, as the database would return them after this commit."""
         if commit.values.state is None:
             return Read(self.definition.state.as_stored(self.loaded))
         stored = self.definition.state.as_stored(commit.values.state)
-        return Read(stored, commit.values.again if stored is commit.values.state else None)
+        return Read(stored, commit.values.decoded if stored is commit.values.state else None)
 
     def failure(self, error: BaseException) -> Commit:
         """The commit that ends the instance because `handle` failed too."""
@@ -142,9 +142,9 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
-    """Find what runs this row; a version that nobody registers any more is brought forward here."""
+    """Find the definition for this row; a row of an unregistered version is upcast."""
     if read.unreadable is not None:
-        raise Unfit(f"what it was sent, or what its children left, can not be read: {read.unreadable}")
+        raise Unfit(f"a signal, or the state or result of a child, cannot be read: {read.unreadable}")
     definition = surroundings.registry.find(claim.machine, claim.version)
     loaded, is_foreign = read.state, False
     if definition is None:
@@ -157,7 +157,7 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
     state: Any = None
     try:
         step = definition.step(claim.step)
-        state = definition.state.decode(loaded) if read.again is None else read.again
+        state = definition.state.decode(loaded) if read.decoded is None else read.decoded
     except InvalidState as error:
         if not read.unchecked:
             raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
@@ -169,8 +169,8 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
     except InvalidInput as error:
         raise Unfit(f"{error} (in {definition.name} version {definition.version})") from error
-    if read.again is not None:
-        mark: bytes | None = loaded.encode()  # nobody has changed it since it was written so
+    if read.decoded is not None:
+        mark: bytes | None = loaded.encode()  # unchanged since it was encoded
     else:
         mark = None if is_foreign or definition.is_job else definition.state.mark(state)
     received = _received(claim, read) if read.inbox or read.children else NOTHING
@@ -181,17 +181,17 @@ def prepare(claim: Claim, read: Read, surroundings: Surroundings) -> Run:
 
 
 def check_shape(run: Run, asked: tuple[str, str] | None) -> None:
-    """Raise Unfit if a run of a pipeline has asked about some of its items in another shape; `asked` is where their
-    answers go on, and what asked."""
+    """Raise Unfit if a run of a pipeline has stored items in another shape; `asked` is the step of their continuations,
+    and the step that asked."""
     if asked is not None and asked[0] not in run.definition.steps:
         raise Unfit(_of_another_shape(run.claim, run.definition, asked[1]))
 
 
 def _of_another_shape(claim: Claim, definition: Definition, asked: str | None) -> str:
-    at = repr(claim.step) if asked is None else f"the question of {asked!r} ({claim.step!r})"
-    return (f"it stands at {at}, in {definition.name} as it was before its steps or questions changed under version "
-            f"{definition.version}; register that one with version={definition.version} and the new one with "
-            "another, or restart the run from its beginning")
+    at = repr(claim.step) if asked is None else f"the await step {asked!r} ({claim.step!r})"
+    return (f"it is at {at} of an earlier {definition.name}: its steps were changed without a new version; register "
+            f"the earlier pipeline with version={definition.version} and the new one with another version, or restart "
+            "the run from its first step")
 
 
 def _received(claim: Claim, read: Read) -> Received:
@@ -200,7 +200,7 @@ def _received(claim: Claim, read: Read) -> Received:
 
 
 def _with_replies(run: Run, unit: StoredAwaitUnit) -> Received:
-    """What the run receives, with the replies of the unit that it waited for, as its type reads them."""
+    """The inputs of the run, with the decoded replies of the await unit that it waited for."""
     received = run.received
     if unit.status == "timed_out" and unit.on_timeout == "fail":
         late = next((reply.id for reply in unit.replies if reply.status is InteractionStatus.TIMED_OUT), "")
@@ -229,9 +229,9 @@ def _with_replies(run: Run, unit: StoredAwaitUnit) -> Received:
 
 
 def _bring_forward(definition: Definition, claim: Claim, loaded: str) -> tuple[str, str]:
-    """Let the newer version make its step and state of an older one's."""
+    """Upcast step and state of an older version to those of a newer one."""
     upcast = definition.owner.upcast
-    assert upcast is not None  # noqa: S101 - Registry.successor returns only such
+    assert upcast is not None  # noqa: S101 - Registry.successor returns only definitions that have it
     try:
         state, ref = upcast(decode_value(loaded), claim.step, claim.version)
         return step_name(ref) or repr(ref), definition.state.admit(state)

@@ -1,7 +1,7 @@
 """Runs transactional steps: the author's writes and the outcome are committed together, or not at all.
 
-They bypass the committer: each keeps its slot and its connection until its own commit. What cannot be committed is
-rolled back; an error of the step goes to `handle`, after a lost connection the step runs again, and the fence decides
+They bypass the committer: each keeps its slot and its connection until its own commit. On failure, its transaction is
+rolled back. An error of the step goes to `handle`. After a lost connection the step runs again, and the fence decides
 whether a commit without a reply was applied.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 from stepwell._core.commit import Commit
 from stepwell._core.instance import Claim
 from stepwell._core.store_errors import Contention, Outage, Refusal, StoreFault
-from stepwell._core.transition import again
+from stepwell._core.transition import run_again
 from stepwell._process import probes
 from stepwell._process.stats import Stats
 from stepwell._store import instances
@@ -36,12 +36,12 @@ from stepwell.outcomes import AskEach
 
 log = logging.getLogger("stepwell")
 
-MOST_LOST = 10  # attempts; a connection that is lost again after these is no accident
+MOST_LOST = 10  # attempts; the step itself probably causes further losses of the connection
 
 
 class _Lost(Exception):
-    """The transaction is undone, and the step is not at fault: it lost its connection, or a deadlock. With a commit, it
-    may have landed: COMMIT was sent."""
+    """The transaction was rolled back, and not because of the step: its connection was lost, or it was in a deadlock.
+    With a `commit`, COMMIT was sent and may have been applied."""
 
     def __init__(self, cause: BaseException, commit: Commit | None) -> None:
         super().__init__(str(cause))
@@ -50,24 +50,24 @@ class _Lost(Exception):
 
     @property
     def how(self) -> str:
-        """What became of the transaction."""
+        """Why the transaction was rolled back."""
         if isinstance(self.cause, _Deadlocked):
-            return f"it waited for a transaction that waits for it ({self})"
-        if isinstance(self.cause, _NotTaken):
-            return f"the server did not take its outcome ({self})"
-        return f"its connection is lost ({self})"
+            return f"a deadlock with another transaction ({self})"
+        if isinstance(self.cause, _Refused):
+            return f"the server refused its outcome ({self})"
+        return f"its connection was lost ({self})"
 
 
 class _Deadlocked(Exception):
-    """Postgres has rolled back this transaction, so that others which it waited for, and which waited for it, go on."""
+    """Postgres has rolled back this transaction to resolve a deadlock."""
 
 
-class _NotTaken(Exception):
-    """The server does not take the outcome, in a transaction of the engine's own neither: that is waited out."""
+class _Refused(Exception):
+    """The server refuses the outcome in any transaction, so the step is not at fault: it runs again."""
 
 
 class TransactionalRunner:
-    """Runs one transactional step after the other on each of its connections."""
+    """Runs transactional steps, one at a time on each of its connections."""
 
     def __init__(
         self, database: Database, settings: Settings, commit_queue: CommitQueue, announcer: PublishesCommits,
@@ -89,7 +89,7 @@ class TransactionalRunner:
         await self._pool.close()
 
     async def run(self, active: ActiveClaim, run: Run) -> None:
-        """Run the step and commit its outcome; raises the error for `handle`, with everything rolled back."""
+        """Run the step and commit its outcome; on an error, roll back and raise it for `handle`."""
         longest = run.step.timeout or TRANSACTIONAL_TIMEOUT
         transaction = await self._begin(active.claim, longest)
         try:
@@ -100,13 +100,13 @@ class TransactionalRunner:
                 await self._run_again(active, lost)
         except BaseException:
             if active.stage is not COMMITTED:
-                active.stage = OPEN  # the claim still holds; without an error it has ended, and may be claimed anew
+                active.stage = OPEN  # not committed: the claim still holds
             raise
         finally:
             await transaction.end()
 
     async def _begin(self, claim: Claim, longest: timedelta) -> Transaction:
-        """Wait for a connection, also through an outage: nothing of the step has happened yet."""
+        """Wait for a connection, also through an outage: the step has not started yet."""
         begin = partial(step_transaction.begin, self._pool, f"{claim.id}:{claim.fence}", claim.worker_id, longest)
         return await self._database.outages.outlast("transactional steps", begin)
 
@@ -117,7 +117,7 @@ class TransactionalRunner:
                 commit = await self._run_step(transaction, run)
                 result = await self._write(transaction, commit)
                 if result is not None:
-                    active.stage = SUBMITTED  # from here on the fence decides
+                    active.stage = SUBMITTED  # from here on the fence decides whether it is committed
                     await transaction.commit()
         except BaseException as error:
             if active.abandoned:
@@ -127,24 +127,24 @@ class TransactionalRunner:
             is_alive = await transaction.rollback()
             if isinstance(error, TimeoutError) and scope.expired():
                 raise StepTimeout(run.claim.machine, run.step.name, longest) from None
-            is_told = is_alive or isinstance(error, TransactionBroken)
-            if isinstance(error, Outage | _Deadlocked | _NotTaken) or not is_told:
+            is_step_error = is_alive or isinstance(error, TransactionBroken)
+            if isinstance(error, Outage | _Deadlocked | _Refused) or not is_step_error:
                 raise _Lost(error, None) from error
             raise
         if result is None:
             await self._drop_stale(transaction, active.claim, commit)
         else:
             active.stage = COMMITTED
-            await self._tell(commit, result)
+            await self._publish(commit, result)
 
     async def _run_step(self, transaction: Transaction, run: Run) -> Commit:
         if probes.hooks:
             await probes.reach("transactional.begun", id=run.claim.id)
-        ctx = run.context(transaction.handed)
+        ctx = run.context(transaction.ctx_connection)
         outcome = await run.step.function(run.definition.owner.object, ctx)
         if isinstance(outcome, AskEach):
-            raise InvalidOutcome("outcome", "a transactional step can not Ask.each, which has transactions of its own; "
-                                 "go on at a plain step that asks")
+            raise InvalidOutcome("outcome", "a transactional step cannot return Ask.each, which needs transactions of "
+                                 "its own; return Next to a plain step that asks")
         commit = run.commit(outcome, ctx)
         if probes.hooks:
             await probes.reach("transactional.returned", id=run.claim.id)
@@ -152,8 +152,8 @@ class TransactionalRunner:
         return commit
 
     async def _write(self, transaction: Transaction, commit: Commit) -> CommitResult | None:
-        """Write the outcome; None if its claim no longer holds. While a foreign transaction holds its row it tries
-        again, and soon waits for it, so that Postgres sees two that hold one another's."""
+        """Write the outcome; None if its claim no longer holds. While another transaction holds the row, retry; after
+        some tries, wait for the lock, so that Postgres can detect a deadlock."""
         pause = FIRST_PATIENCE
         while True:
             try:
@@ -180,15 +180,15 @@ class TransactionalRunner:
         return result
 
     async def _judge(self, transaction: Transaction, commit: Commit, error: Outage) -> Exception:
-        """Whether the server or the step is at fault if an outcome is not taken."""
+        """The error for an outcome that failed: the server's fault (_Refused), or the step's (RefusedByDatabase)."""
         if not await self._takes(transaction, commit):
-            return _NotTaken(str(error))
-        self._stats.refused += 1  # in this transaction only: the step has changed its rights or its mode
+            return _Refused(str(error))
+        self._stats.refused += 1  # fails in this transaction only: the step changed its rights or its mode
         return RefusedByDatabase(str(error))
 
     async def _takes(self, transaction: Transaction, commit: Commit) -> bool:
-        """Whether the server takes the same outcome in a transaction of the engine's own: then it was the step's that
-        it did not fit. Another statement would tell nothing: a single table may be missing, or its rights."""
+        """Whether the server accepts the same outcome in a transaction of the engine: then the step's transaction is at
+        fault. Another statement would prove nothing: a single table, or a right on it, may be missing."""
         if not await transaction.rollback():
             return False
         try:
@@ -198,7 +198,7 @@ class TransactionalRunner:
         except StoreFault:
             return False
 
-    async def _tell(self, commit: Commit, result: CommitResult) -> None:
+    async def _publish(self, commit: Commit, result: CommitResult) -> None:
         if probes.hooks:
             await probes.reach("transactional.committed", id=commit.claim.id)
         self._stats.committed += 1
@@ -206,27 +206,27 @@ class TransactionalRunner:
 
     async def _drop_stale(self, transaction: Transaction, claim: Claim, commit: Commit) -> None:
         await transaction.rollback()
-        if await _is_still_ours(self._database, commit):  # so the step's own transaction has taken the row away
-            raise TransactionBroken("the step cancelled or restarted its own instance in it; return Stop, "
-                                    "or Next, instead")
+        if await _is_still_ours(self._database, commit):  # so the step has changed the row in this transaction
+            raise TransactionBroken("the step cancelled or restarted its own instance in its transaction; return "
+                                    "Stop or Next instead")
         self._stats.stale += 1
         self._announcer.stale(commit)
-        log.warning("transactional: %s: stale, its claim is no longer ours", claim.label)
+        log.warning("transactional: %s: stale, its claim no longer holds", claim.label)
 
     async def _run_again(self, active: ActiveClaim, lost: _Lost) -> None:
-        """Let the step run again, unless its transaction has landed: then the fence has grown."""
-        is_the_servers = isinstance(lost.cause, _NotTaken)
-        if active.claim.attempt >= MOST_LOST and lost.commit is None and not is_the_servers:
-            raise TransactionBroken(f"it was undone at every attempt: {lost.how}; a timeout of the database for "
-                                    "sessions or transactions may end it, or a statement of the step itself")
-        if active.abandoned:  # its claim is lost, and the row may have another claim by now
+        """Run the step again; the fence prevents it if the transaction was committed."""
+        is_server_fault = isinstance(lost.cause, _Refused)
+        if active.claim.attempt >= MOST_LOST and lost.commit is None and not is_server_fault:
+            raise TransactionBroken(f"it was rolled back at every attempt: {lost.how}; a timeout of the database for "
+                                    "sessions or transactions may end it, or a statement of the step")
+        if active.abandoned:  # its claim is lost; another worker may have the row
             return
         if isinstance(lost.cause, _Deadlocked):
-            log.warning("transactional: %s: %s; it runs again", active.claim.label, lost.how)
-        else:  # an outage is logged once, and not for each step
+            log.warning("transactional: %s: %s; the step runs again", active.claim.label, lost.how)
+        else:  # an outage is logged once, not for each step
             self._database.outages.failed_once("transactional steps", Outage(f"{active.claim.label}: {lost.how}"))
         active.stage = SUBMITTED
-        await self._commit_queue.submit(again(active.claim, lost.cause), in_doubt=lost.commit)
+        await self._commit_queue.submit(run_again(active.claim, lost.cause), in_doubt=lost.commit)
 
 
 async def _is_still_ours(database: Queryable, commit: Commit) -> bool:

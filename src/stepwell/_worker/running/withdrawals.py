@@ -1,4 +1,4 @@
-"""Takes back claims that have not started: at a pause, at the end of a worker, or if another worker may run them."""
+"""Takes back claims that have not started: at a pause, at a stop, or because another worker may have a slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepwell._worker.running.ready_queue import ReadyQueue
 
 
 class Withdrawals:
-    """What was taken back is no longer active; the caller releases its row, and says when that has ended."""
+    """Claims taken back are no longer active; the caller releases their rows, and then calls `released`."""
 
     def __init__(self, ready_queue: ReadyQueue, all_queue_slots: AllQueueSlots, active_claims: ActiveClaims) -> None:
         self._ready_queue = ready_queue
@@ -22,11 +22,11 @@ class Withdrawals:
         self.leaving: set[int] = set()  # instances that are being released
 
     def take_back_all(self) -> list[Claim]:
-        """Take back what was claimed and has not started."""
+        """Take back all claims that have not started."""
         return [claim for queue_slots in self._all_queue_slots for claim in self.take_back(queue_slots)]
 
     def take_back(self, queue_slots: QueueSlots) -> list[Claim]:
-        """Take back what was claimed from one queue and has not started."""
+        """Take back the claims of one queue that have not started."""
         suspects = [claim for claim in self._ready_queue.suspects if claim.queue == queue_slots.queue]
         self._ready_queue.leave(suspects)
         return [
@@ -34,18 +34,18 @@ class Withdrawals:
         ]  # fmt: skip
 
     def take_back_returning(self, queue_slots: QueueSlots, patience: float = 0.0) -> list[Claim]:
-        """Take back what has waited longer than `patience` to continue: another worker may have a slot, or another
-        instance may be more urgent."""
+        """Take back claims that have waited longer than `patience` to continue: another worker may have a slot, or
+        another instance may be more urgent."""
         claims, until = [], perf_counter() - patience
         while queue_slots.returning and queue_slots.returning[0].since <= until:
             active, _, _ = queue_slots.returning.popleft()
             if not active.abandoned:
-                active.part()
+                active.end_pending()
                 claims.append(active.claim)
         return self._take_back(claims)
 
     def take_back_waiting(self, queue_slots: QueueSlots, keep: int = 0) -> list[Claim]:
-        """Take back what waits for a slot of one queue, except the first `keep` claims."""
+        """Take back the claims that wait for a slot of one queue, except the first `keep`."""
         return self._take_back([queue_slots.buffer.pop() for _ in range(len(queue_slots.buffer) - keep)])
 
     def _take_back(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -56,12 +56,11 @@ class Withdrawals:
         return held
 
     def released(self, claims: Sequence[Claim]) -> None:
-        """The release of these claims has ended."""
+        """Note that the release of these claims has ended."""
         self.leaving.difference_update(claim.id for claim in claims)
 
     def drop_lost(self) -> None:
-        """Claims were lost, and are no longer active: those that wait leave their buffers, and waiting suspects their
-        slots, at once."""
+        """Remove claims that are no longer active from the buffers, and free the slots of such suspects."""
         lost = [claim for claim in self._ready_queue.suspects if not self._holds(claim)]
         self._ready_queue.leave(lost)
         for queue_slots in self._all_queue_slots:
@@ -76,8 +75,8 @@ class Withdrawals:
         return active is not None and active.claim is claim
 
     def note_paused(self, paused: Collection[str]) -> tuple[list[QueueSlots], list[Claim]]:
-        """Note which queues are paused, all others being not. Returns the queues for which that is new, and the claims
-        to release: those of paused queues that have not started."""
+        """Note that exactly these queues are paused. Returns the queues that changed, and the claims of paused queues
+        that have not started, to be released."""
         changed = self._all_queue_slots.note_paused(paused)
         for queue_slots in changed:
             self._ready_queue.fill(queue_slots)
@@ -85,7 +84,7 @@ class Withdrawals:
                          for claim in self.take_back(queue_slots)]
 
     def waiting_ids(self) -> list[int]:
-        """Instances that are claimed and have not started."""
+        """Instances with claims that have not started."""
         buffered = [claim.id for queue_slots in self._all_queue_slots for claim in queue_slots.buffer]
         suspects = [claim.id for claim in self._ready_queue.suspects]
         return [*self._ready_queue.starting, *self.leaving, *suspects, *buffered]

@@ -1,1 +1,1 @@
-"""Upkeep: what a worker does beside its steps, for itself and for the cluster."""
+"""Upkeep: background services of a worker, for itself and for the cluster."""

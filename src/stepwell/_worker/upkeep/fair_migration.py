@@ -1,4 +1,4 @@
-"""Brings rows over, some at a time, when a queue has become fair, or is so no more."""
+"""Updates the shares of rows, page by page, after a queue became fair or stopped being fair."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stepwell._worker.queue_slots import AllQueueSlots
 
 
 class FairMigration(Service):
-    """Works only when it is told that there is something to do, and then until there is no more.
+    """Runs when the timers find rows with a wrong share, until none are left.
 
-    Claims find every row before and after: only the order hangs on it. Workers that do it at once take different rows.
+    Claims find every row before and after: only their order changes. Concurrent workers update different rows.
     """
 
     def __init__(self, *, database: Database, notifier: Notifier, all_queue_slots: AllQueueSlots) -> None:
@@ -25,7 +25,7 @@ class FairMigration(Service):
     async def tick(self) -> float | None:
         moved = await queues.migrate(self._database, self._all_queue_slots.names)
         for queue in set(moved):
-            self._notifier.notify_work(queue)  # a claim of that moment passed these rows over
+            self._notifier.notify_work(queue)  # a concurrent claim may have skipped these rows
         if probes.hooks:
             await probes.reach("fair_migration.moved", rows=len(moved))
         return 0.0 if moved else None

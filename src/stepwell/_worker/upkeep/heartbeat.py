@@ -1,5 +1,5 @@
-"""Renews the lease, in a thread with its own loop and connection: a step that blocks the main loop does not lose it.
-Finds orphaned claims, which lost their reply, and claims that other workers have taken."""
+"""Renews the lease, in a thread with its own loop and connection, so that a step that blocks the main loop keeps it.
+Finds orphaned claims and lost claims."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from stepwell.errors import DatabaseError
 log = logging.getLogger("stepwell")
 
 PULSE = 0.25
-BLOCKED = 1.0  # seconds without a turn of the main loop, before a warning
+BLOCKED = 1.0  # seconds that the main loop is blocked before a warning
 
 
 class Heartbeat:
-    """The thread: starts and stops the beats, which call the main loop with what they find."""
+    """The thread: starts and stops the beats, which report to the main loop."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Heartbeat:
     ) -> None:
         self._main = asyncio.get_running_loop()
         self._lease = lease
-        self._main_timelines = database.timelines  # of the connections in the main loop
-        self._timelines = Timelines(lease.timeline)  # of this thread's connections
-        self._timelines.on_change = self._tell_timeline
+        self._main_timelines = database.timelines  # of the main loop's connections
+        self._timelines = Timelines(lease.timeline)  # of the connections in this thread
+        self._timelines.on_change = self._report_timeline
         self._database = Database(
             database.dsn, session=WORKER, most=2, bounds=Bounds.of_heartbeat(lease.duration, every),
             timelines=self._timelines, outages=database.outages, schema=database.schema,
@@ -66,7 +66,7 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finish: asyncio.Event | None = None
         self._is_ending = False
-        self._ended = asyncio.Event()  # of the main loop
+        self._ended = asyncio.Event()  # belongs to the main loop
 
     @property
     def statements(self) -> int:
@@ -96,22 +96,22 @@ class Heartbeat:
         try:
             asyncio.run(self._beat_until_finished())
         finally:
-            self._tell_ended()
+            self._report_ended()
 
-    def _tell_timeline(self) -> None:
+    def _report_timeline(self) -> None:
         timeline, main = self._timelines.current, self._main_timelines
         if main is not None and timeline is not None and timeline != self._lease.timeline:
             with contextlib.suppress(RuntimeError):  # the main loop may be closed
-                self._main.call_soon_threadsafe(main.turn, timeline)
+                self._main.call_soon_threadsafe(main.switch_to, timeline)
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
         with contextlib.suppress(RuntimeError):  # the main loop may be closed
             self._main.call_soon_threadsafe(self._ended.set)
 
     async def _beat_until_finished(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._finish = asyncio.Event()
-        if self._is_ending:  # it was stopped before there was an event to set
+        if self._is_ending:  # stopped before the event existed
             return
         self._beats.outages = self._database.outages
         await self._open_database()
@@ -136,7 +136,7 @@ class Heartbeat:
 
 
 class Pulse:
-    """Shows the heartbeat's thread that the main loop turns."""
+    """Shows the heartbeat's thread that the main loop is running."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, active_claims: ActiveClaims, state: WorkerState) -> None:
         self._loop = loop
@@ -160,7 +160,7 @@ class Pulse:
 
     @property
     def silence(self) -> float:
-        """Seconds since the main loop last turned."""
+        """Seconds since the main loop last ran a callback on time."""
         return time.monotonic() - self._last - PULSE
 
     def blocker(self) -> str:
@@ -173,7 +173,7 @@ class Pulse:
 
 
 class Beats(Service):
-    """The loop in the thread: one beat per interval, and a look at the main loop's pulse in between."""
+    """The service in the thread: one beat per interval, and checks of the main loop in between."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Beats(Service):
         self._retirement = retirement
         self._next_beat = time.monotonic() + every.total_seconds()
         self._warned = False
-        # After an outage each worker has one lease to return (find_lost.sql): one that rests longer would be reaped.
+        # After an outage a worker has one lease to beat again (find_lost.sql); a longer backoff would get it reaped.
         self._backoff.longest = min(self._backoff.longest, every.total_seconds())
 
     def start(self, after: float | None = 0.0) -> None:
@@ -225,13 +225,13 @@ class Beats(Service):
                         "or await", self._pulse.silence, self._pulse.blocker())
 
     def _is_main_loop_dead(self) -> bool:
-        """A main loop silent for a whole lease, or without its services, does no work: other workers should."""
+        """A main loop that was blocked for a whole lease, or has no services, does no work: let the lease expire."""
         return self._pulse.is_cut_off or self._pulse.silence > self._lease.duration.total_seconds()
 
     async def _beat(self, worker_id: int) -> None:
         timelines, timeline = self._database.timelines, self._lease.timeline
         if timelines is not None and timeline is not None:
-            timelines.turn(timeline)  # the worker is registered on it, and not on another one
+            timelines.switch_to(timeline)  # the worker is registered on this timeline
         if self._lease.current != worker_id:
             return
         held = [active for active in self._active_claims.all() if active.stage is OPEN]
@@ -247,12 +247,12 @@ class Beats(Service):
             self._main.call_soon_threadsafe(self._wakeups.claims_doubted, gone)
         orphans = self._active_claims.give_back({i: beat.carried[i] for i in beat.old})
         if orphans:
-            await self._return(worker_id, beat, orphans)
+            await self._release_orphans(worker_id, beat, orphans)
         if probes.hooks:
             await probes.reach("heartbeat.beaten", worker_id=worker_id)
 
     async def _renew(self, worker_id: int, running: int) -> Beat | None:
-        """Renew the lease, and look whether this code may still run on the schema, also if the beat fails on it."""
+        """Renew the lease, and check that this code may still run on the schema, also if the beat fails on it."""
         try:
             beat = await workers.beat(
                 self._database, worker_id, self._lease.place, self._lease.duration, running, self._every
@@ -268,10 +268,10 @@ class Beats(Service):
         if (problem := stamp.problem) is not None:
             self._main.call_soon_threadsafe(self._retirement.begin, problem)
 
-    async def _return(self, worker_id: int, beat: Beat, orphans: list[int]) -> None:
-        """Release orphaned claims: rows with this worker's id that it does not have, since the reply was lost.
+    async def _release_orphans(self, worker_id: int, beat: Beat, orphans: list[int]) -> None:
+        """Release orphaned claims: this worker never received the reply to their claim statement.
 
-        A row that was committed or claimed again since the beat has another fence.
+        A row that was committed or claimed again after the beat has another fence, and is not released.
         """
         lost = [(i, beat.carried[i], beat.old[i]) for i in orphans]
         returned, queues = await instances.release(self._database, worker_id, lost)

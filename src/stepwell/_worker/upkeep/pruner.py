@@ -1,5 +1,5 @@
-"""Deletes what has ended and is old enough, in bounded batches, one worker at a time; and buckets that are full, and
-workers that have died and carry nothing."""
+"""Deletes instances past their retention, in batches, one worker at a time. Also deletes full buckets, and the rows of
+dead workers without claims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL_BATCH = 1_000
 
 
 class Pruner(Service):
-    """Any worker can be it, the statement itself lets one act; retention is per machine, as its table says."""
+    """Every worker has one; the statement lets only one of them delete. Retention is set per machine."""
 
     def __init__(self, database: Database, lease: Lease, every: timedelta) -> None:
         super().__init__("pruner")
@@ -36,7 +36,7 @@ class Pruner(Service):
         if probes.hooks:
             await probes.reach("pruner.pruned", deleted=deleted)
         if largest >= FULL_BATCH:
-            return 0.0  # more is waiting
+            return 0.0  # more instances remain
         await all_of(self._forget, partial(limits.prune, self._database))
         return self._every * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret
 

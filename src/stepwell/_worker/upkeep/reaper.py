@@ -1,4 +1,4 @@
-"""Takes rows from dead workers, and finds what else should not wait. One acts at a time in a cluster."""
+"""Takes rows from dead workers, and frees rows on hold without reason. One reaper of a cluster acts at a time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from stepwell._worker.wakeups import Wakeups
 
 log = logging.getLogger("stepwell")
 
-IDLE_PATIENCE = 1.0  # seconds of looks for idle keys and limits in one tick
+IDLE_PATIENCE = 1.0  # seconds of the search for idle keys and limits in one tick
 
 
 class Reaper(Service):
-    """Every worker has one. All look now and then; a lock decides which one acts."""
+    """Every worker has one. All check periodically; a lock decides which one acts."""
 
     def __init__(
         self,
@@ -64,25 +64,25 @@ class Reaper(Service):
         self._wakeups.versions_changed()
         if self._lease.is_held:
             await all_of(
-                self._end_stalled,  # first: what they have locked delays all that follows
+                self._end_stalled,  # first: their locks delay the other parts
                 self._reap_lost,
                 self._admit_versions,
                 partial(self._watchdog.look, self._lease.worker_id),
-                self._free_idle,  # last: it may take longest
+                self._free_idle,  # last: it may take longest of all
             )
         if probes.hooks:
             await probes.reach("reaper.ticked")
         return self._every * random.uniform(0.9, 1.0)  # noqa: S311 - jitter, not a secret
 
     async def _end_stalled(self) -> None:
-        """End connections of frozen processes that Postgres itself does not end in time."""
+        """End connections of frozen processes that Postgres does not end in time itself."""
         lease = self._lease.duration
         longest = timedelta(seconds=Bounds.of_worker(lease).idle)
         ended = await workers.end_stalled(
             self._database, self._lease.worker_id, lease, longest, timedelta(seconds=LONGEST)
         )
-        for pids, why in ((ended.stalled, "of processes that stood still within a statement"),
-                          (ended.of_steps, "of steps under leases that have ended")):  # fmt: skip
+        for pids, why in ((ended.stalled, "of processes that froze within a statement"),
+                          (ended.of_steps, "of steps of workers without a lease")):  # fmt: skip
             if pids:
                 log.warning("reaper: ended connections %s: pid %s", why, ", ".join(map(str, pids)))
 
@@ -95,9 +95,9 @@ class Reaper(Service):
         return await instances.find_lost(self._database, self._lease.worker_id, self._lease.duration)
 
     async def _reap(self, lost: list[Carried]) -> None:
-        """All reapers look; the first one that finds lost rows acts, and the others leave them to it."""
+        """Reap lost rows if this reaper is elected; otherwise another reaper does."""
         while lost:
-            # Once per page: a transaction that stands longer than a page would be ended as idle.
+            # Elected per page: Postgres would end a transaction that stays open longer as idle.
             async with workers.elected(self._database, "reaper") as elected:
                 answers = (await by_halves(self._reap_page, lost))[0] if elected else []
             reaped = [row for rows, _ in answers for row in rows]
@@ -105,7 +105,7 @@ class Reaper(Service):
                 self.report(rows, freed)
             if probes.hooks and answers:
                 await probes.reach("reaper.reaped", ids=[row.id for row in reaped])
-            if not reaped:  # what is left is locked by others; the next tick comes for it
+            if not reaped:  # other transactions have locked the rest; the next tick retries
                 return
             lost = await self._find_lost()
 
@@ -116,16 +116,16 @@ class Reaper(Service):
         self._wake(await instances.admit_versions(self._database))
 
     async def _free_idle(self) -> None:
-        """Free what should no longer be held; normally finds nothing. If time is up, the next tick continues."""
+        """Admit rows on hold without reason; normally finds none. After IDLE_PATIENCE, the next tick continues."""
         loop = asyncio.get_running_loop()
         until = loop.time() + IDLE_PATIENCE
         self._idle.start_over()
         self._wake(await self._idle.look())
-        while not self._idle.is_over and loop.time() < until:
+        while not self._idle.is_done and loop.time() < until:
             self._wake(await self._idle.look())
 
     def report(self, reaped: Sequence[Reaped], freed: Iterable[str]) -> None:
-        """Count reaped rows, wake the queues that may run, and notify clients that wait for an end."""
+        """Count reaped rows, notify the queues with claimable rows, and notify waiting clients."""
         for row in reaped:
             self._stats.reaped += 1
             if row.status is Status.FAILED:

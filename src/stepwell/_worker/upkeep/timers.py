@@ -1,4 +1,4 @@
-"""Wakes at the next due instant, of a row or of a rate limit's queue; also the one loop that polls."""
+"""Wakes when a row or a rate limit's wait queue is due; also the only loop that polls."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from stepwell._worker.wakeups import Wakeups
 
 log = logging.getLogger("stepwell")
 
-MARGIN = 0.0002  # wake just after the instant: a look just before it would be repeated at once
-LOCKED_PAUSE = 0.02  # a due row is locked, by a client that begins to wait for it or by a foreign transaction
-LEFT_PAUSE = 0.5  # another transaction holds the lock of a rate limit
-FLOW_PATIENCE = 0.3  # seconds with such locks in one tick: due rows of all queues wait for the tick
+MARGIN = 0.0002  # wake just after the due time: a tick just before it would have to be repeated
+LOCKED_PAUSE = 0.02  # until a locked due row is retried; a client that starts to wait locks it too
+LEFT_PAUSE = 0.5  # until a locked rate limit is retried
+FLOW_PATIENCE = 0.3  # seconds for locked rate limits in one tick: due rows of all queues wait for the tick
 FULL_TICK = 1_000
 FULL_FLOW = 100
 
 
 class Timers(Service):
-    """Ends the hold of due rows, in any queue, and finds work that no notification told of."""
+    """Ends the hold of due rows, in any queue, and finds claimable rows with a lost notification."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Timers(Service):
         self._pause = self._poll
 
     def expect(self, seconds: float) -> None:
-        """A row comes due in that time."""
+        """Tick when a row comes due, in this many seconds."""
         self.wake_within(seconds + MARGIN)
 
     async def tick(self) -> float | None:
@@ -85,7 +85,7 @@ class Timers(Service):
         return min(pause, seen.next_due + MARGIN if seen.next_due > 0 else LOCKED_PAUSE)
 
     async def _flow(self, rates: Sequence[str]) -> float | None:
-        """Admit rows by tokens; returns the seconds to the next one. A locked rate limit delays no other."""
+        """Admit rows with tokens; returns the seconds until the next one. A locked rate limit delays no other."""
         in_any_order = random.sample(rates, len(rates))  # a locked one is not always first
         moved, left = await by_halves(partial(limits.admit_due, self._database), in_any_order, patience=FLOW_PATIENCE)
         self._announce({queue for queues, _ in moved for queue in queues}, ())
@@ -93,7 +93,7 @@ class Timers(Service):
         return min([*waits, LEFT_PAUSE] if left else waits, default=None)
 
     def _announce(self, freed: Collection[str], ready: Collection[str]) -> None:
-        """Queues with work: this worker claims from its own, and notifies others of the rest."""
+        """Claim from this worker's queues that have rows, and notify other workers of the other queues."""
         for queue in freed:
             if not self._all_queue_slots.mark_ready(queue):
                 self._notifier.notify_work(queue)
@@ -109,6 +109,6 @@ class Timers(Service):
         return late, held
 
     def _next_pause(self, *, is_busy: bool) -> float:
-        """Poll slower and slower while nothing happens, with jitter, so that a fleet does not poll in step."""
+        """Double the pause while nothing happens; the jitter keeps workers from polling at the same time."""
         self._pause = self._poll if is_busy else min(self._pause * 2, self._max_poll)
         return self._pause * random.uniform(0.9, 1.0)  # noqa: S311 - jitter, not a secret

@@ -1,4 +1,4 @@
-"""Warns about what keeps vacuum from clearing replaced rows, by which every claim becomes slower."""
+"""Warns about transactions and slots that keep vacuum from removing dead rows, which slows every claim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("stepwell")
 
 
 class Watchdog:
-    """Looks when the reaper does, at most once a minute. One worker of a cluster is told, and repeats itself rarely."""
+    """Checks with the reaper, at most once a minute. One worker of a cluster warns, and rarely repeats a warning."""
 
     LONGER_THAN = timedelta(minutes=1)
     SLOT_AGE = 1_000_000  # transactions that a replication slot may be behind
@@ -25,10 +25,10 @@ class Watchdog:
         self._database = database
         self._look_at = monotonic() + self.LOOK_EVERY
         self._told: dict[tuple[str, str], float] = {}
-        self._first_seen: dict[str, float] = {}  # transactions with a hidden beginning, by number
+        self._first_seen: dict[str, float] = {}  # transactions with a hidden start time, by number
 
     async def look(self, worker_id: int) -> None:
-        """Warn of holders that were not named within the last ten minutes."""
+        """Warn about blockers that were not named within the last ten minutes."""
         now = monotonic()
         if now < self._look_at:
             return
@@ -50,12 +50,12 @@ def _words(holder: Holder) -> str:
     what = f"pid {holder.name}" if holder.kind == "transaction" else f"{holder.kind} {holder.name!r}"
     return (
         f"reaper: {what} ({holder.application or 'no application name'}, {holder.state or 'state unknown'}{since}) "
-        f"keeps vacuum from clearing replaced rows, so claims become slower; {_REMEDIES[holder.kind]}"
+        f"keeps vacuum from removing dead rows, so claims become slower; {_REMEDIES[holder.kind]}"
     )
 
 
 _REMEDIES = {
-    "transaction": "end that transaction, or let idle_in_transaction_session_timeout end such ones",
+    "transaction": "end that transaction, or set idle_in_transaction_session_timeout",
     "prepared transaction": "commit it or roll it back (COMMIT PREPARED, ROLLBACK PREPARED)",
     "replication slot": "let its consumer catch up, or drop it (pg_drop_replication_slot)",
 }
