@@ -55,7 +55,8 @@ async def go_back(h: Harness, renamed: tuple[str, str]) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "claiming nothing more" in r.getMessage()]
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    return [message for message in errors if "claiming nothing more" in message]
 
 
 @pytest.mark.parametrize("names", RENAMED)

@@ -1,4 +1,4 @@
-"""Calls of `sql/await_units`: what an instance asks external systems at one park, and how it ends."""
+"""Calls of `sql/await_units`: opens, fills, counts, settles and repairs the interactions of one ask."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """Interactions of one unit that have ended: how many, how many of them were out, and whether that ends the unit."""
+    """Ended interactions of one unit: how many, how many of them were sent, and whether that ends the unit."""
 
     unit_id: int
     number: int
     returned: int
     ended: Literal["timed_out", "failed"] | None = None
     is_filled: bool = False  # its last item was appended
-    continues: int = 0  # continuations that start now
+    continues: int = 0  # continuations that start
     continued: int = 0  # continuations that have ended
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """What cancelled items held or waited for, one entry for each: concurrency keys and limits."""
+    """The concurrency keys and limits that cancelled items held or waited for, with one entry per item."""
 
     keys: Sequence[str] = ()
     limits: Sequence[str] = ()
@@ -44,8 +44,8 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What continues after it: queues with work, transports with something to send, the next deadline in seconds; and
-    what the cancelled items held, which `free` releases, last in the transaction."""
+    """The result of a settlement: queues with claimable rows, transports with interactions to send, seconds until the
+    next deadline, and what cancelled items held (`free` releases it, last in the transaction)."""
 
     queues: Sequence[str] = ()
     transports: Sequence[str] = ()
@@ -66,20 +66,20 @@ class StoredReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredAwaitUnit(msgspec.Struct, frozen=True, array_like=True):
-    """A unit as the step is handed it that goes on by it."""
+    """A unit with its replies, as the step after it receives it."""
 
     id: int
     status: str
     is_one: bool
     on_timeout: str
-    step: str  # that asked
-    reference: str  # of the type of its replies
+    step: str  # the step that asked
+    reference: str  # the type of its replies
     replies: list[StoredReply]
     is_streamed: bool = False  # its replies started continuations
 
 
 async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
-    """Open the units, with the given ids, of asks that were committed in this transaction."""
+    """Open the units, with the given ids, of asks that this transaction has committed."""
     opened = [commit.park.asks for commit, _ in asked if commit.park.asks is not None]
     types = {unit.common.type.id: unit.common.type for unit in opened}
     units = [_one(commit, unit_id) for commit, unit_id in asked]
@@ -87,43 +87,43 @@ async def open_(db: Queryable, asked: Sequence[tuple[Commit, int]]) -> None:
 
 
 class Filling(msgspec.Struct, frozen=True):
-    """The unit that an executing instance fills."""
+    """A unit that an executing instance fills."""
 
     unit_id: int
     opened: int  # interactions so far
 
 
 async def hold(db: Session, claim: Claim) -> Filling | None:
-    """Keep an executing instance, to append to the unit it fills; None if the claim no longer holds."""
+    """Lock an executing instance, to append to the unit that it fills; None if the claim no longer holds."""
     rows = await db.fetch("await_units/hold", claim.id, claim.worker_id, claim.fence)
     return Filling(*rows[0]) if rows else None
 
 
 async def item_step(db: Queryable, claim: Claim) -> tuple[str, str] | None:
-    """The step at which continuations of the unit that an executing instance fills start, and the step that asks; None
+    """For the unit that an executing instance fills: the first step of its continuations, and the step that asks; None
     if it fills no such unit."""
     rows = await db.fetch("await_units/item_step", claim.id)
     return (rows[0]["item_step"], rows[0]["step"]) if rows else None
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What became of a chunk: how many interactions are out, or may be sent; or how the unit has ended before it was
-    full, with the overdue interaction, if that has ended it; or which item differs from the stored one."""
+    """The result of a chunk: how many interactions may be sent; or how the unit ended before it was full, with the
+    overdue interaction if one ended it; or which item differs from the stored one."""
 
     out: int
     ended: str | None
     timed_out: str | None
     number: int  # of new interactions
-    differs: int | None  # the first such item
-    asked: str | None  # about it, as JSON
-    given: str | None  # now; None: the source has ended before it
+    differs: int | None  # the first item that differs
+    asked: str | None  # its stored request, as JSON
+    given: str | None  # its new request; None: the source ended before this item
 
 
 async def append(
     db: Session, claim: Claim, unit_id: int, common: Common, first: int, interactions: Sequence[NewInteraction]
 ) -> Appended:
-    """Append interactions to a unit, the first of them for the item of this number; those that it has are compared. No
-    interactions: the source has ended before that item."""
+    """Append interactions to a unit, for the items from number `first` on; stored ones are compared. Without
+    interactions: the source ended before that item."""
     head = _common(claim.id, unit_id, common) | {
         "first": first,
         "window": None if common.each is None else common.each.window,
@@ -141,7 +141,7 @@ async def append(
 
 
 async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:
-    """Count what has ended at its units, and let go on what may."""
+    """Count ended interactions and continuations at their units, and resume instances of complete units."""
     if not resolved:
         return Settled()
     [(queues, transports, next_deadline, dropped)] = await db.fetch(
@@ -158,7 +158,7 @@ async def settle(db: Queryable, resolved: Sequence[Resolved]) -> Settled:
 
 
 async def settle_and_free(session: Session, resolved: Sequence[Resolved]) -> Settled:
-    """Settle, as the last thing of the transaction."""
+    """Settle, and release what cancelled items held. Call it last in the transaction."""
     settled = await settle(session, resolved)
     if settled.dropped == Dropped():
         return settled
@@ -168,7 +168,7 @@ async def settle_and_free(session: Session, resolved: Sequence[Resolved]) -> Set
 
 
 async def end_items(db: Queryable, ended: Iterable[tuple[int | None, bool]]) -> Settled:
-    """Count continuations that have ended, each with its unit and whether it is done; None counts nowhere."""
+    """Count ended continuations, each given as its unit and whether it is done; entries without a unit are skipped."""
     numbers, failed = Counter[int](), set[int]()
     for unit_id, is_done in ended:
         if unit_id is not None:
@@ -182,7 +182,7 @@ async def end_items(db: Queryable, ended: Iterable[tuple[int | None, bool]]) -> 
 
 
 async def free_apart(db: Database, dropped: Dropped) -> list[str]:
-    """The same in a transaction of its own."""
+    """As `free`, in a transaction of its own."""
     if dropped == Dropped():
         return []
     async with db.transaction() as session:
@@ -211,14 +211,14 @@ async def _drop_items(db: Queryable, unit_ids: Sequence[int]) -> Dropped:
 
 
 async def clean_up(db: Database) -> list[str] | None:
-    """Close, or delete, one page of a large unit that has ended; returns queues to wake, or None if none is left."""
+    """Close, or delete, one page of a large ended unit; returns queues to wake, or None if no such unit is left."""
     rows = await db.fetch("await_units/clean_up", PAGE)
     return await free_apart(db, Dropped(*rows[0])) if rows else None
 
 
 async def free(db: Queryable, dropped: Dropped) -> list[str]:
-    """Admit the next rows behind the keys and limits of cancelled items; returns their queues. Last in the
-    transaction: a claim that wants a key or a limit must not wait for what this transaction waits for."""
+    """Admit the next rows to the keys and limits of cancelled items; returns their queues. Call it last in the
+    transaction: claims that need these locks must not wait for other locks of this transaction."""
     queues: list[str] = []
     if dropped.keys:
         await concurrency_keys.lock(db, dropped.keys)
@@ -227,31 +227,31 @@ async def free(db: Queryable, dropped: Dropped) -> list[str]:
 
 
 async def reopen(db: Queryable, instance_id: int) -> Settled | None:
-    """Open again the interactions of a retried instance that have no reply, and restart continuations that have failed,
-    page by page; None if it waits for nothing, else what continues."""
+    """Reopen the interactions of a retried instance that have no reply, and restart failed continuations, page by page;
+    None if the instance has no unit."""
     await db.fetch("await_units/forget_cleanup", instance_id)
     rows = await db.fetch("await_units/hold_ended", instance_id)
     if not rows:
         return None
     [(unit_id, opened, window)] = rows
-    answered = asked = continuing = 0
+    replied = asked = continuing = 0
     transports, queues = set[str](), set[str]()
     for first in range(0, opened, PAGE):
         room = None if window is None else max(window - asked, 0)
         [page] = await db.fetch("await_units/reopen", unit_id, first, first + PAGE, room)
-        answered += page["answered"]
+        replied += page["answered"]
         asked += page["asked"]
         continuing += page["continuing"]
         transports.update(page["transports"])
         queues.update(page["queues"])
-    await db.fetch("await_units/resume", unit_id, answered, continuing)
+    await db.fetch("await_units/resume", unit_id, replied, continuing)
     settled = await settle(db, [Resolved(unit_id, 0, 0)])  # it may be complete
     return Settled([*queues, *settled.queues], [*transports])
 
 
 async def recount_item(db: Queryable, instance_id: int) -> tuple[int, bool] | None:
-    """Count a continuation again that an operator retries or restarts; returns the instance that asked, and whether it
-    waits for the unit, or None if this is no continuation."""
+    """Count a continuation as running again, for a retry or restart; returns the instance that asked, and whether it
+    waits for the unit, or None if this is not a continuation."""
     rows = await db.fetch("await_units/recount_item", instance_id)
     return (rows[0]["parent_id"], rows[0]["waits"]) if rows else None
 
@@ -275,9 +275,9 @@ async def load(db: Queryable, ids: Sequence[int]) -> dict[int, StoredAwaitUnit]:
 
 
 def _one(commit: Commit, unit_id: int) -> dict[str, Any]:
-    assert commit.park.asks is not None  # noqa: S101 - the caller has chosen them by it
+    assert commit.park.asks is not None  # noqa: S101 - the caller has selected such commits
     asked = commit.park.asks.interaction
-    assert asked is not None  # noqa: S101 - one of many parts is appended, not opened
+    assert asked is not None  # noqa: S101 - units of Ask.each are appended to, not opened
     return _common(commit.claim.id, unit_id, commit.park.asks.common) | {
         "id": asked.id, "request": msgspec.Raw(asked.request.encode()), "fields": asked.fields,
         "max_items": commit.park.asks.common.requests.max_items,
@@ -309,8 +309,8 @@ def _columns(types: Iterable[ReplyType]) -> tuple[list[Any], ...]:
 
 
 class ReconcilePlace(msgspec.Struct, frozen=True):
-    """How far a round has come: after which parked instance, after which instance with open units, and after which
-    parent; None is the end."""
+    """The position of a round: the last parked instance, the last instance with open units, and the last parent; None
+    at the end."""
 
     parked: int | None = 0
     open: int | None = 0
@@ -322,24 +322,24 @@ class ReconcilePlace(msgspec.Struct, frozen=True):
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """What a round of repairs has found and corrected."""
+    """What a page of a round has found and repaired."""
 
-    released: Sequence[int]  # instances that waited for a unit which had ended
+    released: Sequence[int]  # instances that waited for an ended unit
     closed: Sequence[int]  # units that no instance waited for
-    recounted: Sequence[int]  # units with other numbers than those of their interactions
-    started: Sequence[int]  # units with replies that did not continue, one for each
-    joined: Sequence[int]  # parents that waited for children that had all ended
+    recounted: Sequence[int]  # units with wrong counts
+    started: Sequence[int]  # units of replies without a continuation, one entry per reply
+    joined: Sequence[int]  # parents that waited although all their children had ended
     settled: Settled
-    after: ReconcilePlace  # where the round goes on
+    after: ReconcilePlace  # where the round continues
 
 
 async def reconcile(db: Database, after: ReconcilePlace) -> Repaired:
-    """Look at some parked instances and some open units after these, and mend what should not be."""
+    """Check a page of parked instances, open units and parents, and repair inconsistent ones."""
     parked, released, queues = await _release_stuck(db, after.parked)
     found = await db.fetch("await_units/find_orphaned", after.open) if after.open is not None else []
     wrong = [(instance_id, unit_id) for instance_id, unit_id in found if unit_id is not None]
     open_ = max([instance_id for instance_id, unit_id in found if unit_id is None], default=None)
-    closed, recounted, started, settled = await _mend(db, wrong) if wrong else ([], [], [], Settled())
+    closed, recounted, started, settled = await _repair(db, wrong) if wrong else ([], [], [], Settled())
     parent, joined = await _join_childless(db, after.parent)
     settled = msgspec.structs.replace(settled, queues=[*queues, *(queue for _, queue in joined), *settled.queues])
     place = ReconcilePlace(parked, open_, parent)
@@ -360,9 +360,9 @@ async def _join_childless(db: Database, after: int | None) -> tuple[int | None, 
     return last, await children.recount(db, found) if found else ()
 
 
-async def _mend(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int], Settled]:
-    """Close units that no instance waits for, start missing continuations, and recount. Under the lock all is judged
-    again."""
+async def _repair(db: Database, wrong: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int], Settled]:
+    """Close units that no instance waits for, start missing continuations, and recount; checks everything again under
+    the locks."""
     async with db.transaction() as session:
         locked = await children.lock_parents(session, sorted({instance_id for instance_id, _ in wrong}))
         ids = [unit_id for instance_id, unit_id in wrong if instance_id in locked]

@@ -9,43 +9,43 @@ from stepwell._core.serialization.codec import decode_value
 from stepwell._core.status import STATUSES
 from stepwell._store.connection.pool import Database, Queryable
 
-PAGE = 5_000  # children of one parent that one statement reads
+PAGE = 5_000  # children of one parent per statement
 
 
 async def lock_parents(db: Queryable, ids: Sequence[int]) -> set[int]:
-    """Lock parents; returns those that nobody else holds, and those that are gone."""
+    """Lock parents; returns those that no other transaction has locked, and those that no longer exist."""
     return {row["id"] for row in await db.fetch("children/lock_parents", ids)}
 
 
 async def join(db: Queryable, ends: Sequence[tuple[int, int]]) -> list[str]:
-    """Count ended children, as (parent, round), at their parents; returns the queues of parents that go on."""
+    """Count ended children, given as (parent, round); returns the queues of parents that became claimable."""
     rows = await db.fetch("children/join", [parent for parent, _ in ends], [round_ for _, round_ in ends])
     return [row["queue"] for row in rows]
 
 
 async def settle(db: Queryable, counts: dict[int, int]) -> list[str]:
-    """Correct how many children parents wait for; returns the queues of parents that go on at once."""
+    """Correct how many children parents wait for; returns the queues of parents that became claimable."""
     rows = await db.fetch("children/settle", list(counts), list(counts.values()))
     return [row["queue"] for row in rows]
 
 
 async def find_childless(db: Queryable, after: int) -> tuple[int | None, list[int]]:
-    """Parents after this one that wait for children that have all ended; before them the last one looked at, None at
-    the end."""
+    """Parents after this one that wait although all their children have ended; returns the last parent that was checked
+    (None at the end), and the ids."""
     [(last, ids)] = await db.fetch("children/find_childless", after)
     return last, ids
 
 
 async def recount(db: Database, ids: Sequence[int]) -> list[tuple[int, str]]:
-    """Count anew for how many children parents wait; returns those that go on, each with its queue. Parents that are
-    locked elsewhere are left for the next look."""
+    """Recount for how many children parents wait; returns those that became claimable, with their queues. Locked
+    parents are left for the next check."""
     async with db.transaction() as session:
         locked = await lock_parents(session, ids)
         return [(row["id"], row["queue"]) for row in await session.fetch("children/recount", sorted(locked))]
 
 
 async def load(db: Queryable, rounds: dict[int, int]) -> dict[int, tuple[Child, ...]]:
-    """Children of the given round by parent, in spec order; very many page by page."""
+    """Children of the given rounds by parent, in spec order; large numbers page by page."""
     found: dict[int, list[Child]] = {}
     await _load_page(db, rounds, -1, found)
     for parent in [parent for parent, children in found.items() if len(children) == PAGE]:

@@ -1,4 +1,4 @@
-"""Calls of `sql/instances` that look at many: lists with filters, page by page, and families."""
+"""Calls of `sql/instances` that read many rows: filtered lists, page by page, and families."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def list_page(db: Database, wanted: Filter, *, below: int | None, limit: i
 
 
 async def tree(db: Database, id_: int) -> list[tuple[Instance, int]]:
-    """An instance's family from its topmost parent down, depth first, each with its depth."""
+    """The family of an instance from its topmost parent, depth first, with the depth of each."""
     async with db.transaction(anew=True) as session:
         rows = await session.fetch("instances/tree", id_)
     found = {instance.id: instance for instance in await instances.read(db, [row["id"] for row in rows])}

@@ -1,4 +1,4 @@
-"""Calls of `sql/instances` beside the hot path: release, verify, reap, wake, put on hold and read."""
+"""Calls of `sql/instances` outside the hot path: release, verify, reap, wake, put on hold and read."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class Reaped(AtStep):
     queue: str
     watched: bool
     worker_id: int  # of the dead worker
-    failure: str | None  # why it failed, if it did
+    failure: str | None  # the reason if it failed
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What the row of a claim looks like now."""
+    """The current row of a claim, as far as it tells about the claim."""
 
     fence: int
     worker_id: int | None
     status: Status
-    committed_fence: int | None  # of the claim that committed last
-    dropped_fence: int | None  # of the claim that ended last without a commit
+    committed_fence: int | None  # of the last claim that committed
+    dropped_fence: int | None  # of the last claim that ended without a commit
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What came due, and what the timers have to know."""
+    """The result of one tick of the timers: what came due, and the state of the queues."""
 
     freed: int
     freed_queues: list[str]
     ready: list[str]
-    flowing: list[str]  # rate limits with a wait queue that may move
+    flowing: list[str]  # rate limits with a wait queue that is due
     paused: list[str]
     fair: list[str]
     misplaced: list[str]  # queues that have rows with a wrong share
-    has_late: bool  # the deadline of an interaction has passed
-    to_send: list[str]  # transports with something to send
+    has_late: bool  # whether an interaction is past its deadline
+    to_send: list[str]  # transports with interactions to send
     next_due: float | None  # seconds
 
 
 async def find_key_holders(db: Session, keys_: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """The ids of instances that occupy keys, given as (tenant, key), by position; a freed key is missing."""
+    """The ids of instances that occupy keys, given as (tenant, key), by position; free keys are missing."""
     await db.run(PLAN_ANEW)
     rows = await db.fetch("instances/find_key_holders", [tenant for tenant, _ in keys_], [key for _, key in keys_])
     return {row["position"]: row["id"] for row in rows}
@@ -75,8 +75,8 @@ async def wake_due(db: Queryable, queues: Sequence[str], transports: Sequence[st
 async def release(
     db: Database, worker_id: int, claims: Sequence[tuple[int, int, str | None]]
 ) -> tuple[set[int], list[str]]:
-    """Release claims, each an id with its fence and concurrency key; returns the released ones, and the queues to wake.
-    A missing one no longer holds, or its row is locked."""
+    """Release claims, each given as id, fence and concurrency key; returns the released ids, and the queues to wake.
+    Missing claims no longer hold, or their rows are locked."""
     ids, fences = [id_ for id_, _, _ in claims], [fence for _, fence, _ in claims]
     held = [key for _, _, key in claims if key is not None]
     async with db.transaction() as session:
@@ -93,7 +93,7 @@ Carried = tuple[int, str | None, int | None]
 
 
 async def find_lost(db: Queryable, worker_id: int, lease: timedelta) -> list[Carried]:
-    """Executing rows without a live lease, if this worker may act as reaper."""
+    """Executing rows of workers without a live lease, if this worker may reap now."""
     return [(id_, key, parent) for id_, key, parent in await db.fetch("instances/find_lost", worker_id, lease)]
 
 
@@ -105,7 +105,7 @@ async def find_executing(db: Queryable, worker_ids: Sequence[int]) -> list[Carri
 async def reap(
     db: Database, lost: Sequence[Carried], max_crashes: int, authored: str = "{}"
 ) -> tuple[list[Reaped], list[str]]:
-    """Take rows from workers without a live lease; returns them, and the queues of rows that may run because of it.
+    """Take rows from workers without a live lease; returns them, and the queues of other rows that became claimable.
     `authored`: the names that authors gave to steps, as JSON."""
     held = [key for _, key, _ in lost if key is not None]
     parents = [parent for _, _, parent in lost if parent is not None]
@@ -123,7 +123,7 @@ async def reap(
         freed += settled.queues
         freed += await concurrency_keys.free(session, held) if held else []
         freed += await limits.free(session, limits.named(rows))
-    # In a transaction of its own: locks are taken in the order of their numbers, and some were taken above.
+    # In a separate transaction: locks are taken in the order of their numbers, and some were taken above.
     freed += await await_units.free_apart(db, dropped)
     return [_reaped(row) for row in rows], freed
 
@@ -137,7 +137,7 @@ def _reaped(row: Row) -> Reaped:
 
 
 async def hold_unknown_versions(db: Queryable, ids: Sequence[int]) -> dict[int, str | None]:
-    """Put rows on hold that no live worker can run; returns them, each with its concurrency limit."""
+    """Put rows on hold that no live worker can run; returns them with their concurrency limits."""
     return {row["id"]: row["concurrency_limit"] for row in await db.fetch("instances/hold_unknown_versions", ids)}
 
 
@@ -147,7 +147,7 @@ FULL_UNHOLD = 1_000
 async def admit_versions(
     db: Queryable, labels: Sequence[str] = (), upcasting: Sequence[str] = (), *, also_unfit: bool = False
 ) -> set[str]:
-    """Admit rows that some live worker, the given versions or an upcast can run; returns the queues to wake."""
+    """Admit rows that a live worker, one of the given versions or an upcast can run; returns the queues to wake."""
     queues: set[str] = set()
     while True:
         rows = await db.fetch("instances/admit_versions", labels, also_unfit, upcasting)
@@ -163,7 +163,7 @@ async def read(db: Queryable, ids: Sequence[int]) -> list[Instance]:
 def read_over(
     send: Callable[[str, list[int]], Sequence[Mapping[str, Any]]], ids: list[int], schema: str
 ) -> list[Instance]:
-    """The same on a caller's connection: `send` runs a statement with %s as placeholder, and the ids."""
+    """As `read`, on a caller's connection: `send` runs a statement with the placeholder %s for the ids."""
     return [read_row(row) for row in send(statement("instances/read", schema).replace("$1", "%s"), ids)]
 
 
@@ -173,13 +173,13 @@ async def find_key(db: Queryable, tenant: str, key: str) -> int | None:
 
 
 async def watch(db: Queryable, id_: int) -> tuple[Status, str | None] | None:
-    """Mark as watched; returns the status if it was not marked before, and the queue if a claim may have missed it."""
+    """Mark a row as watched; returns its status, and its queue if a claim may have skipped the locked row."""
     rows = await db.fetch("instances/watch", id_)
     return (Status(rows[0]["status"]), rows[0]["queue"]) if rows else None
 
 
 def _shown(text: str) -> Any:
-    """A stored value; one that was written by other means and cannot be read is shown as its text."""
+    """Decode a stored value; one that other software wrote and that cannot be decoded is returned as text."""
     try:
         return decode_value(text)
     except InvalidPayload:

@@ -1,4 +1,4 @@
-"""Calls of `sql/interactions`: find, send, expire and show; `operations/complete.py` judges completions."""
+"""Calls of `sql/interactions`: find, send, expire and read; `operations/complete.py` judges completions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stepwell._store import await_units, children
 from stepwell._store.await_units import Resolved, Settled
 from stepwell._store.connection.pool import Database, Queryable
 
-READ_AT_ONCE = 10  # interactions: each may be as large as max_payload
-MOST_READ = 4 * 1024 * 1024  # characters of one page, but for what is read at once
+READ_AT_ONCE = 10  # interactions per statement: each may be as large as max_payload
+MOST_READ = 4 * 1024 * 1024  # characters after which a page reads no further statement
 LARGE = 16 * 1024
 FULL_LOOK = 500  # overdue interactions of one page
 BEFORE_ALL = (datetime.min.replace(tzinfo=UTC), "00000000-0000-0000-0000-000000000000")
@@ -32,12 +32,12 @@ class Found(msgspec.Struct, frozen=True):
     version: int
     step: str
     reference: str
-    request: str | None = None  # and the time, for a projector
+    request: str | None = None  # request and time are set only for a projector
     asked_at: datetime | None = None
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """How one sending ended: for good, or to be tried again after `delay`."""
+    """The result of one sending: finished, or to be retried after `delay`."""
 
     id: str
     attempt: int
@@ -47,14 +47,14 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """An interaction to be sent, and whether a token goes with it."""
+    """An interaction to be sent, and whether it needs a token."""
 
     dispatch: Dispatch
     requires_token: bool
 
 
 async def find(db: Queryable, named: Sequence[tuple[str | None, str | None, str]]) -> dict[int, Found]:
-    """Interactions by (id, correlation, tenant), one of the first two each; those that exist, by position."""
+    """Find interactions, each by (id or None, correlation or None, tenant); returns the existing ones by position."""
     rows = await db.fetch(
         "interactions/find", [id_ for id_, _, _ in named], [correlation for _, correlation, _ in named],
         [tenant for _, _, tenant in named],
@@ -63,8 +63,8 @@ async def find(db: Queryable, named: Sequence[tuple[str | None, str | None, str]
 
 
 async def expire(db: Database) -> tuple[int, int, Settled]:
-    """End overdue interactions; returns how many there were, how many of them are locked, and what may run because of
-    it. Locked ones are passed over: they delay no others."""
+    """End overdue interactions; returns how many there were, how many of them are locked, and what became claimable.
+    Locked ones are skipped: they delay no others."""
     number, held, after = 0, 0, BEFORE_ALL
     while True:
         late = await db.fetch("interactions/find_overdue", *after)
@@ -78,7 +78,7 @@ async def expire(db: Database) -> tuple[int, int, Settled]:
 
 
 async def _expire(db: Database, late: list[tuple[str, int]]) -> tuple[int, Settled]:
-    """End the interactions of instances that are not locked; returns how many these are."""
+    """End the interactions of unlocked instances; returns how many."""
     async with db.transaction() as session:
         locked = await children.lock_parents(session, sorted({instance for _, instance in late}))
         ids = [id_ for id_, instance in late if instance in locked]
@@ -90,19 +90,19 @@ async def _expire(db: Database, late: list[tuple[str, int]]) -> tuple[int, Settl
 async def claim(
     db: Queryable, worker_id: int, transport: str, limit: int, *, has_keys: bool = True
 ) -> list[Outgoing]:
-    """Claim interactions to send them; without keys only those that need no token."""
+    """Claim interactions to be sent; without token keys, only those that need no token."""
     rows = await db.fetch("interactions/claim", worker_id, transport, limit, has_keys)
     return [_outgoing(dict(row)) for row in rows]
 
 
 async def has_guarded(db: Queryable, transport: str) -> bool:
-    """Whether an interaction that needs a token is to be sent."""
+    """Whether an interaction that needs a token waits to be sent."""
     [row] = await db.fetch("interactions/has_guarded", transport)
     return bool(row["is_there"])
 
 
 async def record(db: Queryable, worker_id: int, sent: Sequence[Sent]) -> list[Sent]:
-    """Record how sendings ended; returns those that could not be recorded, because the interaction is locked."""
+    """Record results of sendings; returns those with a locked interaction, which were not recorded."""
     rows = await db.fetch(
         "interactions/record", worker_id, [s.id for s in sent], [s.attempt for s in sent], [s.delay for s in sent],
         [s.metadata for s in sent], [s.error for s in sent],
@@ -117,7 +117,7 @@ Lost: TypeAlias = tuple[Dispatch, str]
 
 
 async def fail(db: Database, worker_id: int, lost: Sequence[Lost]) -> tuple[list[Lost], Settled]:
-    """End interactions that can never be sent; returns those of locked instances, and what may run."""
+    """End interactions that can never be sent; returns those of locked instances, and what became claimable."""
     async with db.transaction() as session:
         locked = await children.lock_parents(session, sorted({dispatch.instance_id for dispatch, _ in lost}))
         ready = [(dispatch, why) for dispatch, why in lost if dispatch.instance_id in locked]
@@ -130,13 +130,13 @@ async def fail(db: Database, worker_id: int, lost: Sequence[Lost]) -> tuple[list
     return [one for one in lost if one[0].instance_id not in locked], settled
 
 
-async def add_token_hash(db: Queryable, interaction_id: str, seal_: str) -> None:
+async def add_token_hash(db: Queryable, interaction_id: str, hash_: str) -> None:
     """Store the hash of the token of an interaction."""
-    await db.fetch("interactions/add_token_hash", interaction_id, seal_)
+    await db.fetch("interactions/add_token_hash", interaction_id, hash_)
 
 
 async def add_token_hashes(db: Queryable, worker_id: int, token_hashes: Mapping[str, str]) -> set[str]:
-    """Store the hashes of tokens of interactions that this worker has claimed; returns those that are not locked."""
+    """Store the token hashes of interactions that this worker has claimed; returns the unlocked ones."""
     return {row["id"] for row in await db.fetch("interactions/add_token_hashes", worker_id, [*token_hashes],
                                                 [*token_hashes.values()])}
 
@@ -152,8 +152,8 @@ async def release_lost(db: Queryable) -> list[str]:
 
 
 async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> tuple[list[tuple[Interaction, Found]], int]:
-    """Interactions of a tenant, in the order of the ids; as people see them, and as completions find them. Also how
-    many ids were looked up: no more after MOST_READ characters. The loop is free between two large ones."""
+    """Read interactions of a tenant in the order of the ids, both as `Interaction` and as `Found`. Also returns how
+    many ids were read: it stops after MOST_READ characters. Other tasks may run after each large interaction."""
     read: dict[str, tuple[Interaction, Found]] = {}
     size, first = 0, 0
     while first < len(ids) and size < MOST_READ:
@@ -170,8 +170,8 @@ async def read(db: Queryable, tenant: str, ids: Sequence[str]) -> tuple[list[tup
 async def pending(
     db: Database, tenant: str, filters: Sequence[object], limit: int, after: str | None
 ) -> list[tuple[str, str]]:
-    """Ids of open interactions, each with the cursor behind it. Filters: assignee, group, machine, step, transport,
-    overdue; None lets all pass."""
+    """Ids of open interactions, each with the cursor after it. Filters: assignee, group, machine, step, transport,
+    overdue; None matches all."""
     async with db.transaction(anew=True) as session:
         rows = await session.fetch("interactions/pending", tenant, *filters, limit, after)
     return [(row["id"], row["cursor"]) for row in rows]

@@ -1,4 +1,4 @@
-"""The numbered migrations, and how they are applied: forward only, under a lock, from as many hosts as like to."""
+"""Applies the numbered migrations: forward only, under a lock, from any number of hosts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from stepwell.config import SCHEMA
 from stepwell.errors import ForeignSchema, SchemaTooNew
 
 _FOLDER = Path(__file__).parent / "migrations"
-_PATIENCE = 86_400.0  # seconds, for one of them, and for another host's: an index over many rows takes its time
-LOCK_PATIENCE = timedelta(minutes=1)  # for a lock on a table: the migration that waits for it blocks all others
+_PATIENCE = 86_400.0  # seconds for one migration, here or on another host: an index over many rows takes long
+LOCK_PATIENCE = timedelta(minutes=1)  # for a table lock: a migration that waits for one blocks all other statements
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 _COMPATIBLE = re.compile(r"-- Compatible: (yes|no)\n")
 
@@ -29,7 +29,7 @@ _FOREIGN = "SW090"
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: its number, its name, its SQL, and whether code that does not know it may go on running."""
+    """A migration file: number, name, SQL, and whether older code may run on the schema after it."""
 
     version: int
     name: str
@@ -39,7 +39,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a schema says about itself: its version, and the oldest code that may run on it."""
+    """The version of a schema, and the oldest code that may run on it."""
 
     version: int
     oldest_code: int
@@ -47,7 +47,7 @@ class Stamp:
 
     @property
     def problem(self) -> SchemaTooNew | None:
-        """Why this code may not run on the schema, if it may not. What the schema may lack is not looked at."""
+        """The error if this code is too old for the schema. Whether the schema is too old is not checked."""
         if self.oldest_code <= latest_version():
             return None
         return SchemaTooNew(self.version, latest_version(), self.schema)
@@ -55,7 +55,7 @@ class Stamp:
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """All migrations in order, numbered 1, 2, 3 … without a gap."""
+    """All migrations in order, numbered without gaps from 1."""
     found = [
         read(int(match[1]), match[2], file.read_text("utf-8"))
         for file in _FOLDER.iterdir()
@@ -65,7 +65,7 @@ def migrations() -> tuple[Migration, ...]:
 
 
 def read(version: int, name: str, sql: str) -> Migration:
-    """A migration from its file; line 1 says whether it is compatible."""
+    """Read a migration from the text of its file; line 1 says whether it is compatible."""
     head = _COMPATIBLE.match(sql)
     if head is None:
         raise ValueError(f"migration {version:04}_{name}: line 1 must be '-- Compatible: yes' or "
@@ -78,17 +78,17 @@ def latest_version() -> int:
 
 
 def oldest_code(version: int) -> int:
-    """The oldest code for a schema of that version: it knows the last migration that is not compatible."""
+    """The oldest code for a schema of that version: the version of its last incompatible migration."""
     return max((m.version for m in migrations() if m.version <= version and not m.is_compatible), default=0)
 
 
 async def current_version(db: Database) -> int:
-    """The schema's version; 0 where nothing was migrated yet."""
+    """The schema's version; 0 before the first migration."""
     return (await current_stamp(db)).version
 
 
 async def current_stamp(db: Database) -> Stamp:
-    """What the schema says about itself; zeros where nothing was migrated yet."""
+    """The stamp of the schema; zeros before the first migration."""
     try:
         return await _stamped(db, db.schema)
     except Misfit as error:
@@ -98,13 +98,13 @@ async def current_stamp(db: Database) -> Stamp:
 
 
 async def check_owner(db: Queryable) -> None:
-    """Refuse a schema that is somebody else's, before anything of it is used."""
+    """Raise ForeignSchema if another role owns part of the schema, before it is used."""
     for row in await db.fetch("schema/find_foreign"):
         raise ForeignSchema(row["what"], row["owner"])
 
 
 async def apply(db: Database, client_role: str | None = None) -> list[Migration]:
-    """Bring the schema up to date in one transaction; returns what was applied."""
+    """Bring the schema up to date in one transaction; returns the applied migrations."""
     async with db.transaction() as session:
         await session.allow(_PATIENCE)
         await session.run(_prologue(db.schema), name="migrations/prologue")
@@ -122,10 +122,10 @@ async def apply(db: Database, client_role: str | None = None) -> list[Migration]
 def apply_over(
     send: Callable[[str], Sequence[Sequence[int]]], upto: int, client_role: str | None = None, schema: str = SCHEMA
 ) -> list[Migration]:
-    """Bring the schema to at least that version over a connection, and in a transaction, of somebody else's.
+    """Bring the schema to at least version `upto` on a caller's connection, in the caller's transaction.
 
-    `send` runs a script; of a select it returns the rows. The lock is held until that transaction ends. What that finds
-    in its search_path afterwards is what it found before.
+    `send` runs a script, and returns the rows of a select. The lock is held until the transaction ends. The transaction
+    keeps its search_path.
     """
     [[path]] = send("select pg_catalog.current_setting('search_path')")
     send(_prologue(schema))
@@ -143,7 +143,7 @@ def apply_over(
 
 @cache
 def grants(client_role: str | None = None, schema: str = SCHEMA) -> str:
-    """The SQL that lets the client role call the SQL functions; does nothing new the second time."""
+    """The SQL that lets the client role call the SQL functions; running it again changes nothing."""
     sql = rendered((_FOLDER / "grants.sql").read_text("utf-8"), schema)
     if client_role is None:
         return sql
@@ -151,18 +151,18 @@ def grants(client_role: str | None = None, schema: str = SCHEMA) -> str:
 
 
 async def find_client(db: Queryable) -> tuple[str, bool]:
-    """The name of the client role, and whether it is there and may call the SQL functions."""
+    """The name of the client role, and whether it exists and may call the SQL functions."""
     [row] = await db.fetch("schema/find_client")
     return row["name"], bool(row["has"])
 
 
 async def allow_payload(db: Queryable, most: int) -> None:
-    """Let the SQL functions take payloads up to the engine's own limit."""
+    """Let the SQL functions accept payloads up to the engine's limit."""
     await db.fetch("schema/allow_payload", most)
 
 
 def script(since: int, client_role: str | None = None, schema: str = SCHEMA) -> str:
-    """What `apply` would send from that version on, to be run by hand."""
+    """The script that `apply` would send from that version on, to be run by hand."""
     missing = [m for m in migrations() if m.version > since]
     parts = ["begin;", _prologue(schema)]
     parts += [f"-- {m.version:04} {m.name}\n{rendered(m.sql, schema)}" for m in missing]
@@ -173,7 +173,7 @@ def script(since: int, client_role: str | None = None, schema: str = SCHEMA) -> 
 
 
 def _check(schema: str) -> str:
-    """Refuse what another role has made: it would run with the rights of the role that migrates."""
+    """SQL that refuses objects of other roles: they would run with the rights of the role that migrates."""
     return f"""\
 for found in
 {statement("schema/find_foreign", schema)}loop
@@ -186,11 +186,10 @@ end loop;
 
 @cache
 def _prologue(schema: str) -> str:
-    """What comes before all migrations: the schema, its table meta, and the lock on that.
+    """The SQL before all migrations: creates the schema and its table meta, and locks the table.
 
-    One at a time: a migration that makes what another one is making waits until that is committed, and finds it there.
-    A lock on the table does the rest; unlike an advisory lock it takes a right. No function of another schema stands in
-    for one of Postgres'.
+    Concurrent migrations run one after another: the second one waits for the first, and finds its objects. Locking a
+    table needs a right, unlike an advisory lock. The search_path excludes functions of other schemas.
     """
     return f"""\
 set local search_path = {PATH["search_path"]};

@@ -17,23 +17,23 @@ Item = TypeVar("Item")
 
 
 PAGE = 5_000  # rows that one statement of a cancel finds, locks or ends
-MOST_KEYS = 1_000  # concurrency keys that one transaction locks: the server has room for some thousand locks
+MOST_KEYS = 1_000  # concurrency keys per transaction: the server has room for a few thousand locks
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What a cancel did: rows that ended, and the queues of parents and key neighbours that go on."""
+    """The result of a cancel: ended rows, and the queues of parents and other rows that became claimable."""
 
     ids: list[int] = field(default_factory=list)
     watched: list[int] = field(default_factory=list)
     executing: list[tuple[int, int]] = field(default_factory=list)  # with their new fences
     queues: list[str] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)  # keys that are still to be passed on: too many for one transaction
+    held: list[str] = field(default_factory=list)  # keys still to be released: too many for one transaction
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a cancel concerns: rows that have not ended, their keys and their parents."""
+    """The rows to cancel, their concurrency keys and their parents."""
 
     ids: list[int] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class _Found:
 
 
 async def cancel(db: Database, root: int, *, cascade: bool, reason: str, by: str | None) -> Cancelled:
-    """Cancel an instance and what is below it, until nothing below it lives."""
+    """Cancel an instance and its descendants; repeated until no descendant is left."""
     total = Cancelled()
     while True:
         async with db.transaction(anew=True) as session:
@@ -82,7 +82,7 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
         settled = await await_units.end_items(session, [(unit_id, False) for unit_id in units_])
         ended.queues.extend(settled.queues)
         dropped.append(settled.dropped)
-    # Locked last: a caller's open transaction may have kept us waiting for the rows, but no flush for the key.
+    # Lock keys last: this may have waited for rows in a caller's open transaction, and commits need the keys.
     held = sorted(found.keys.union(*(each.keys for each in dropped)))
     if len(held) > MOST_KEYS:
         ended.held.extend(held)
@@ -93,7 +93,7 @@ async def _cancel_once(session: Session, root: int, *, cascade: bool, reason: st
 
 
 async def _end(session: Session, ids: Sequence[int], *, reason: str, by: str | None) -> list[Row]:
-    """End locked rows, before anything is counted at them: a retry must find what they were doing."""
+    """End locked rows before their descendants are counted: a retry must find their state before the cancel."""
     error = encode_value({"type": "Cancelled", "message": reason, "traceback": None}, "reason")
     rows: list[Row] = []
     for page in _pages(ids):
@@ -102,7 +102,7 @@ async def _end(session: Session, ids: Sequence[int], *, reason: str, by: str | N
 
 
 async def _find(session: Session, root: int, *, cascade: bool) -> _Found:
-    """Find what a cancel concerns: in one statement, or a large tree level by level, in pages."""
+    """Find the rows to cancel: with one statement, or, in a large tree, level by level and in pages."""
     found = _Found()
     is_large = False
     if cascade:
@@ -120,7 +120,7 @@ async def _find(session: Session, root: int, *, cascade: bool) -> _Found:
 
 
 async def _find_children(session: Session, parents: Sequence[int], found: _Found) -> list[int]:
-    """All children of these, also those that have ended: what is below them may live."""
+    """All children of these parents, including ended ones: their descendants may not have ended."""
     children_: list[int] = []
     after = (-1, -1)
     while True:
@@ -152,7 +152,7 @@ def _pages(items: Sequence[Item], size: int | None = None) -> Iterator[Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry did: the queues in which something may run, and the transports over which it asks again."""
+    """The result of a retry: queues with claimable rows, and transports with interactions to send again."""
 
     queues: Sequence[str]
     transports: Sequence[str]
@@ -163,10 +163,10 @@ async def retry(
 ) -> Retried | None:
     """Run a failed or cancelled instance again, or a waiting one now; None if there is nothing to retry.
 
-    One that ended at a question that nobody answered asks it again.
+    If the instance ended while it awaited replies, its interactions without a reply are reopened.
     """
     async with db.transaction(is_long=True) as session:
-        await _count_in(session, instance_id, parent_id)
+        await _recount_item(session, instance_id, parent_id)
         rows = await session.fetch("operators/retry", instance_id, _note("retry", by, reason))
         if not rows:
             return None
@@ -174,19 +174,19 @@ async def retry(
     return Retried([rows[0]["queue"]], ()) if asked is None else Retried(asked.queues, asked.transports)
 
 
-async def _count_in(session: Session, instance_id: int, parent_id: int | None) -> None:
-    """See to it that an answer which goes on by itself, and is led elsewhere, is waited for; refused if it is not."""
+async def _recount_item(session: Session, instance_id: int, parent_id: int | None) -> None:
+    """Count a continuation as running again at its unit; InvalidInput if the asking instance no longer waits."""
     if parent_id is None:
         return
     await lock(session, [parent_id, instance_id])
     item = await await_units.recount_item(session, instance_id)
     if item is not None and not item[1]:
-        raise InvalidInput("target", f"instance {instance_id} is one item of instance {parent_id}, which does not wait "
-                           f"for it any more; retry {parent_id}: it runs again what has failed of its items")
+        raise InvalidInput("target", f"instance {instance_id} is an item of instance {parent_id}, which no longer waits "
+                           f"for it; retry {parent_id} instead, which runs its failed items again")
 
 
 async def lock(session: Session, ids: Sequence[int]) -> None:
-    """Lock instances, parents and children together, waiting for their locks."""
+    """Lock instances, parents and children together; waits for their locks."""
     await session.fetch("operators/lock", ids)
 
 
@@ -195,10 +195,10 @@ async def restart(
     needs: LimitRequirement,
     *, reason: str | None, by: str | None,
 ) -> tuple[list[str], int | None]:  # fmt: skip
-    """Put an instance at a step; returns the queues to wake, and its new fence if it was executing."""
-    await signals.sweep(db, [instance_id])  # of one that is done
+    """Set an instance to a step; returns the queues to wake, and its new fence if it was executing."""
+    await signals.sweep(db, [instance_id])  # deletes signals only if the instance is done
     async with db.transaction(anew=True) as session:
-        await _count_in(session, instance_id, parent_id)
+        await _recount_item(session, instance_id, parent_id)
         rows = await session.fetch(
             "operators/restart", instance_id, step, state, _note("restart", by, reason),
             needs.concurrency_limit, needs.rate_limit, needs.weight,

@@ -1,16 +1,18 @@
-"""Calls of `sql/instances/prune`: deletes what ended longer ago than its retention."""
+"""Calls of `sql/instances/prune`: deletes ended instances after their retention."""
 
 from __future__ import annotations
 
 from stepwell._store import signals
 from stepwell._store.connection.pool import Database, Queryable
 
-LARGE_INBOX = 1_000  # signals; one that has more is pruned in pages
+LARGE_INBOX = 1_000  # signals; a larger inbox is deleted in pages
 
 
 async def prune(db: Database) -> tuple[int, int]:
-    """Delete what has ended and is old enough; returns how many, and the most of one machine. Nobody sees an instance
-    without its inbox: a large one is deleted in pages, in one transaction with its instance."""
+    """Delete instances past their retention; returns how many, and the largest number of one machine.
+
+    A large inbox is deleted in pages, in one transaction with its instance: no reader sees the one without the other.
+    """
     deleted, largest, large = await _prune_small(db)
     if large:
         async with db.transaction(is_long=True) as session:
@@ -22,7 +24,7 @@ async def prune(db: Database) -> tuple[int, int]:
 
 
 async def _prune_small(db: Queryable) -> tuple[int, int, list[int]]:
-    """Delete those that have no large inbox; returns also those that have one, which are locked to the end of the
-    transaction."""
+    """Delete instances without a large inbox; also returns those with one, which stay locked until the transaction
+    ends."""
     [(deleted, largest, large)] = await db.fetch("instances/prune", LARGE_INBOX)
     return deleted, largest, large

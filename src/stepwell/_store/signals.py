@@ -11,7 +11,7 @@ from stepwell._core.instance import Signal
 from stepwell._core.serialization.codec import decode_value
 from stepwell._store.connection.pool import Queryable, Row
 
-PAGE = 5_000  # signals of one instance that one statement reads, consumes or deletes
+PAGE = 5_000  # signals of one instance per statement
 _INBOX = msgspec.json.Decoder(list[tuple[int, str, str | None, str | None, datetime]])
 
 
@@ -33,7 +33,7 @@ async def _load_page(db: Queryable, ids: Sequence[int], after: int, inboxes: dic
 
 
 def read_inbox(text: str) -> tuple[Signal, ...]:
-    """An inbox that was read with its claim."""
+    """Decode an inbox that the claim statement has read."""
     return tuple(_read(*stored) for stored in _INBOX.decode(text))
 
 
@@ -42,9 +42,9 @@ def _read(id_: int, name: str, payload: str | None, dedup_key: str | None, sent_
 
 
 async def recheck(db: Queryable, parked: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, str]]:
-    """Wake parked rows that have a signal which their step did not receive; returns id and queue of those."""
-    handed = ["{" + ",".join(map(str, ids)) + "}" for _, ids in parked]
-    rows = await db.fetch("signals/recheck", [id_ for id_, _ in parked], handed)
+    """Wake parked rows that have a signal that their step did not receive; returns their ids and queues."""
+    received = ["{" + ",".join(map(str, ids)) + "}" for _, ids in parked]
+    rows = await db.fetch("signals/recheck", [id_ for id_, _ in parked], received)
     return [(id_, queue) for id_, queue in rows]
 
 
@@ -54,19 +54,19 @@ async def consume(db: Queryable, signal_ids: Sequence[int]) -> None:
 
 
 async def drop(db: Queryable, instance_ids: Sequence[int]) -> bool:
-    """Drop a page of inboxes of done instances, in the transaction that ends them; tells whether some may be left."""
+    """Delete a page of inboxes of done instances, in the transaction that ends them; True if signals may be left."""
     return await _drop(db, instance_ids, alone=False) is not None
 
 
 async def sweep(db: Queryable, instance_ids: Sequence[int]) -> None:
-    """Drop the inboxes of done instances, page by page, without a wait for the disk."""
+    """Delete the inboxes of done instances, page by page, without waiting for the disk."""
     left: _Left | None = (instance_ids, 0)
     while left is not None:
         left = await _drop(db, *left, alone=True)
 
 
 async def empty(db: Queryable, instance_ids: Sequence[int]) -> None:
-    """Delete the inboxes of instances that are about to be pruned, page by page, in the transaction that locks them."""
+    """Delete the inboxes of instances before they are pruned, page by page, in the transaction that locks them."""
     left: _Left | None = (instance_ids, 0)
     while left is not None:
         ids, after = left
@@ -75,7 +75,7 @@ async def empty(db: Queryable, instance_ids: Sequence[int]) -> None:
 
 
 _Left = tuple[Sequence[int], int]
-"""Instances that may have signals, and the id in the inbox of the first up to which it has none."""
+"""Instances that may have signals left, and the id of the last deleted signal of the first one."""
 
 
 async def _drop(db: Queryable, instance_ids: Sequence[int], after: int = 0, *, alone: bool) -> _Left | None:
@@ -84,7 +84,7 @@ async def _drop(db: Queryable, instance_ids: Sequence[int], after: int = 0, *, a
 
 
 def _left(instance_ids: Sequence[int], page: Row) -> _Left | None:
-    """What is left after a page; None if nothing."""
+    """The instances that may have signals left after a page; None if there are none."""
     if page["number"] < PAGE:
         return None
     return instance_ids[instance_ids.index(page["instance_id"]) :], page["id"]

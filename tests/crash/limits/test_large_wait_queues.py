@@ -163,7 +163,7 @@ async def test_a_sweep_of_idle_keys_and_limits_goes_by_pages(race: Race) -> None
     search = IdleSearch(session)  # type: ignore[arg-type]
 
     freed = []
-    while not search.is_over:
+    while not search.is_done:
         freed.append(len(await search.look()))
 
     assert sent(session, "concurrency_keys/find_idle") == PAGES
@@ -192,7 +192,7 @@ async def test_the_sweep_of_idle_keys_starts_over_at_the_end(race: Race) -> None
     for _ in range(2):
         await in_line(race, "key", parts("k"))
         search.start_over()
-        while not search.is_over:
+        while not search.is_done:
             await search.look()
 
         assert await held(race, "key") == []
@@ -207,7 +207,7 @@ async def test_a_page_that_cannot_be_freed_does_not_block_the_next_pages(race: R
         await search.look()
     session.change("concurrency_keys/admit")
 
-    while not search.is_over:
+    while not search.is_done:
         await search.look()
 
     assert await held(race, "key") == parts("k", PAGE)
@@ -221,7 +221,7 @@ async def test_rows_that_wait_for_an_undeclared_limit_are_checked_in_pages(race:
 
     if by == "looks":
         search = IdleSearch(session)  # type: ignore[arg-type]
-        while not search.is_over:
+        while not search.is_done:
             await search.look()
     else:
         assert await limits.admit_held(session) == {"default"}

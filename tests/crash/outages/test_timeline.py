@@ -243,7 +243,7 @@ async def test_a_statement_that_waits_while_the_timeline_changes_is_not_sent(h: 
             database.timelines.switch_to("00000009")
             database.timelines.switch_to(before or "")  # only the era tells them apart
 
-        with pytest.raises(Outage, match="on another timeline since this statement was asked for"):
+        with pytest.raises(Outage, match="timeline has changed since this statement was requested"):
             await waiting
 
 

@@ -1,4 +1,4 @@
-"""Tells a statement that rightly takes long from one with a connection that has gone dark."""
+"""Distinguishes a statement that takes long from a dark connection: one that gets no response any more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import asyncpg
 
-# A process with a state that changed a moment ago may only just have been asked, or have answered.
+# A process with a state that changed just now may have just received the statement, or just replied.
 _IS_AT_WORK: Final = """
 select state in ('active', 'disabled') and wait_event is distinct from 'ClientRead'
        or state_change > clock_timestamp() - interval '0.5 s'
@@ -21,23 +21,23 @@ class Watched(Protocol):
     backend: int
     """The server process behind it."""
     patience: float
-    """Seconds without an answer, after which the connection must be at work or is ended."""
+    """Seconds without a reply after which the connection is ended unless the server is working on it."""
     was_cut: bool
 
     @property
     def unsent(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Bytes that the server has not received yet."""
         ...
 
     def terminate(self) -> None: ...
 
     async def open_beside(self, application_name: str) -> Any:
-        """A new connection to the same server: those that exist may have gone dark as well."""
+        """A new connection to the same server: the existing ones may be dark too."""
 
 
 class Silence:
-    """Looks every so often, while the block waits for an answer, whether the server works on it; ends the connection
-    if not, so that the statement raises that it is lost. While the server takes what it is sent, it is at work."""
+    """While the block waits for a reply, checks periodically whether the server is working on the statement. If not,
+    terminates the connection, so that the statement raises. A server that receives data counts as working."""
 
     __slots__ = ("_connection", "_look", "_loop", "_timer", "_unsent")
 
@@ -58,7 +58,7 @@ class Silence:
 
     @property
     def _pause(self) -> float:
-        return self._connection.patience / 2  # and as long again for the look
+        return self._connection.patience / 2  # the other half is for the check
 
     def _wait(self) -> None:
         self._timer = self._loop.call_later(self._pause / 2, self._note_unsent)
@@ -79,7 +79,7 @@ class Silence:
             async with asyncio.timeout(self._pause):
                 is_at_work = await _is_at_work(connection)
         except asyncpg.PostgresError:
-            is_at_work = True  # the server answers, and does not tell
+            is_at_work = True  # the server responds, but refuses this query
         except (OSError, TimeoutError, asyncpg.InterfaceError):
             is_at_work = False
         if is_at_work:
@@ -92,6 +92,6 @@ class Silence:
 async def _is_at_work(connection: Watched) -> bool:
     fresh = await connection.open_beside("stepwell look")
     try:
-        return bool(await fresh.fetchval(_IS_AT_WORK, connection.backend))  # none, if there is no such process any more
+        return bool(await fresh.fetchval(_IS_AT_WORK, connection.backend))  # None if the process no longer exists
     finally:
         fresh.terminate()

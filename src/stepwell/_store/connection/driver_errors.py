@@ -1,4 +1,4 @@
-"""From the driver's errors to ours."""
+"""Translates the driver's errors to the engine's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stepwell._core.store_errors import Conflict, Contention, Misfit, Outage, Ov
 if TYPE_CHECKING:
     from stepwell._store.connection.settings import EngineConnection
 
-# What a value can have caused: data, integrity, WITH CHECK, limits of the program, and what a trigger raises.
+# Errors that a value can cause: data, integrity, WITH CHECK, program limits, and errors that a trigger raises.
 _REFUSAL_CLASSES = ("22", "23", "44", "54")
 _RAISED = "P0001"
-# A feature or a name that is missing, the state of an object, an internal error: nearly always the server's or the
-# schema's. All other errors are a state of the server: read only, no rights, a connection, resources, a shutdown.
+# A missing feature or name, the state of an object, an internal error: nearly always a fault of server or schema.
+# All other errors are a state of the server: read only, no rights, a connection, resources, a shutdown.
 _MISFIT_CLASSES = ("0A", "42", "55", "XX")
 _NO_RIGHTS = "42501"
 _CONTENTION_STATES = frozenset({"40001", "40P01", "55P03"})
@@ -32,7 +32,7 @@ DRIVER_ERRORS = (
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the driver's errors into ours."""
+    """Raise the driver's errors as the engine's."""
     try:
         yield
     except DRIVER_ERRORS as error:
@@ -40,7 +40,7 @@ def translated() -> Iterator[None]:
 
 
 def fault_of(error: Exception) -> StoreFault:
-    """Our error for an error of the driver."""
+    """The engine's error for an error of the driver."""
     if isinstance(error, asyncpg.PostgresError):
         return kind(error)(_describe(error))
     if isinstance(error, asyncpg.DataError):
@@ -50,8 +50,8 @@ def fault_of(error: Exception) -> StoreFault:
 
 @asynccontextmanager
 async def begun_transaction(connection: EngineConnection) -> AsyncIterator[None]:
-    """A transaction on a connection. The driver's own block, on a connection that is lost, raises that it is closed
-    instead of why."""
+    """A transaction on a connection. Unlike the driver's own context manager, it raises the original error after the
+    connection was lost, not that it is closed."""
     transaction = connection.transaction()
     await transaction.start()
     try:
@@ -65,7 +65,7 @@ async def begun_transaction(connection: EngineConnection) -> AsyncIterator[None]
 
 
 def kind(error: asyncpg.PostgresError) -> type[StoreFault]:
-    """By what a statement failed: only a Refusal or a Conflict can be the fault of what it was to write."""
+    """The class of an error: only a Refusal or a Conflict can be the fault of the written values."""
     state = getattr(error, "sqlstate", None) or ""
     if state == _UNIQUE_VIOLATION:
         return Conflict
@@ -81,7 +81,7 @@ def kind(error: asyncpg.PostgresError) -> type[StoreFault]:
 
 
 def _describe(error: BaseException) -> str:
-    if isinstance(error, asyncpg.InternalClientError):  # what a statement gets on a connection that was just ended
+    if isinstance(error, asyncpg.InternalClientError):  # of a statement on a connection that was just terminated
         return "the connection to the database was lost"
     if isinstance(error, TimeoutError) and not str(error):
         return "the database did not answer in time"

@@ -1,4 +1,4 @@
-"""Reaches a probe between the statements of a transaction, so that a test can stop a process exactly there."""
+"""Reaches a probe between the statements of a transaction, so that a test can stop a process there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_LABEL = 60
 
 
 class Gaps:
-    """The gaps of one open transaction: one before each statement, one before its COMMIT, one after it."""
+    """The gaps of one open transaction: before each statement, before its COMMIT, and after it."""
 
     __slots__ = ("_backend", "_last", "_number", "name")
 
@@ -24,7 +24,7 @@ class Gaps:
         self._last = "begin"
 
     async def reach(self, statement: str | None) -> None:
-        """Run what is armed in the gap before this statement; None: the transaction has committed."""
+        """Run the armed hook in the gap before this statement; None: the transaction has committed."""
         number, after = self._number, self._last
         self._number, self._last = number + 1, statement or ""
         await probes.reach(
@@ -33,11 +33,11 @@ class Gaps:
 
 
 def opener() -> str:
-    """The module and qualified name of the function that is opening a transaction.
+    """The module and qualified name of the function that opens a transaction.
 
-    Context managers are passed over: a duty's transaction has the name of the function that asked for the duty.
+    Context managers are skipped: an elected duty's transaction has the name of the function that entered `elected`.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - `inspect.stack` reads every source file on the way
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - `inspect.stack` would read every source file
     while frame is not None and _is_manager(frame):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"
@@ -49,5 +49,5 @@ def _is_manager(frame: FrameType) -> bool:
 
 
 def label(sql: str) -> str:
-    """A short name for a statement that has no file: the beginning of its text, up to a value that it sets."""
+    """A short name for a statement without a file: the beginning of its text, up to the first value."""
     return sql.strip().partition("\n")[0].partition("=")[0].strip()[:LONGEST_LABEL]

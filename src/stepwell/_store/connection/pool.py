@@ -1,4 +1,4 @@
-"""The pool of connections, as the engine wants them, and the one way a statement is sent."""
+"""The engine's pool of connections, and the only way to send a statement."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from stepwell._store.connection.timeline import Timelines
 from stepwell.config import SCHEMA, check_url
 from stepwell.errors import EngineClosed, ForeignLoop
 
-LONG = 60.0  # seconds: what looks at many rows, or changes them, has so long for each statement
+LONG = 60.0  # seconds per statement in transactions that read or change many rows
 Row = asyncpg.Record
 
-# Everywhere READ COMMITTED, whatever the database's default is: our statements recheck what they locked with a fresh
-# snapshot, which a transaction above it does not have. And UTC: a delay of a day is 24 hours, where in a zone with
-# summer time Postgres would make it 23 or 25 twice a year. And no jit, which never pays for statements like ours.
-# And no schema but Postgres' own: a role that may create one, named like our role, could put functions in it that fit
-# the arguments of ours better than Postgres' do. They would run with our rights.
+# READ COMMITTED, whatever the database's default is: our statements recheck locked rows with a fresh snapshot, which
+# higher isolation levels do not take. UTC: a delay of a day is always 24 hours, while daylight saving time would make
+# it 23 or 25 twice a year. No jit: it never pays off for our statements.
+# Only Postgres' own schema in the path: otherwise another role could create a schema with functions that match our
+# calls better than Postgres' own, and they would run with our rights.
 PATH: Final = {"search_path": "pg_catalog, pg_temp"}
 _EVERYWHERE: Final = {"default_transaction_isolation": "read committed", "timezone": "UTC", "jit": "off", **PATH}
 
-# Statements are planned once and go through indexes only, by nested loops: the one good plan for each of them, at any
-# size of table and batch. Planning them anew costs more than running them (docs/decisions/0003).
+# Statements are planned once, with index scans and nested loops only: the one good plan for each of them, for tables
+# and batches of any size. Planning costs more than running them (docs/decisions/0003).
 _PLANNED: Final = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -55,34 +55,34 @@ _PLANNED: Final = {
 CLIENT: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell"}
 WORKER: Final = {**_EVERYWHERE, **_PLANNED, "application_name": "stepwell worker"}
 
-# For what is asked rarely, and of which no plan is good for all arguments and tables.
+# For rare statements without a single plan that is good for all arguments and tables.
 PLAN_ANEW: Final = "set local plan_cache_mode = force_custom_plan"
 
 
 class Queryable(Protocol):
-    """Something statements can be sent to: the database, or one transaction of it."""
+    """Sends statements: the database, or one of its transactions."""
 
     @property
     def schema(self) -> str:
-        """The schema that they are for."""
+        """The schema of the statements."""
         ...
 
     async def fetch(self, name: str, *args: object) -> list[Row]: ...
 
 
 class Counting(Protocol):
-    """A pool that knows its schema, and counts what is sent through it; what an operation costs is a test."""
+    """A pool with its schema, and a counter of its statements, for the tests of statement counts."""
 
     schema: str
     statements: int
 
 
 class _Connection(EngineConnection):
-    """A connection that the pool takes back as it is: nothing is left on it, and a reset costs a round trip."""
+    """A connection that the pool does not reset: it has no session state, and a reset costs a round trip."""
 
     @property
     def bare(self) -> Self:
-        """Itself, also through the pool's proxy, which raises on every use once the connection is lost."""
+        """The connection without the pool's proxy, which raises on every use once the connection is lost."""
         return self
 
     def get_reset_query(self) -> str:
@@ -98,7 +98,7 @@ class Session:
         self._connection = connection
         self.pool = pool
         self._gaps = gaps
-        self._answer = answer  # seconds that a statement may take; None: what the connection says
+        self._answer = answer  # seconds that a statement may take; None: the connection's default
         self._is_long = False
 
     @property
@@ -113,12 +113,12 @@ class Session:
             return await self._connection.fetch(statement(name, self.pool.schema), *args, timeout=self._answer)
 
     async def copy(self, table: str, columns: Sequence[str], rows: bytes) -> None:
-        """Insert rows that are in the binary form of COPY."""
+        """Insert rows in the binary format of COPY."""
         self.pool.statements += 1
         if self._gaps is not None:
             await self._gaps.reach(f"copy {table}")
-        # Bytes would be taken for a path. A file is read in a thread, and waits for those of others; after what an
-        # iterator has given, the driver waits for room to send, and is not told that the connection is lost.
+        # The driver takes bytes for a path. It reads files in a thread, which may have to wait; with an iterator, it
+        # waits for room in its send buffer, and does not notice a lost connection.
         source: Any = memoryview(rows)
         with translated(), self._silence():
             await self._connection.copy_to_table(
@@ -127,7 +127,7 @@ class Session:
             )  # fmt: skip
 
     async def run(self, sql: str, *, name: str = "") -> None:
-        """Send a script of several statements, as migrations are; gaps call it by the name, or by how it begins."""
+        """Send a script of several statements, such as a migration; gaps use `name`, or the start of the script."""
         self.pool.statements += 1
         if self._gaps is not None:
             await self._gaps.reach(name or label(sql))
@@ -135,21 +135,21 @@ class Session:
             await self._connection.execute(sql, timeout=self._answer)
 
     def _silence(self) -> AbstractContextManager[None]:
-        """Around a statement: one that may take long is waited for as long as the server works on it."""
+        """A context for a statement: with a long timeout, it checks that the server is still working on it."""
         connection: Any = self._connection
         return Silence(connection.bare) if self._is_long else nullcontext()
 
     async def allow(self, seconds: float, *, first: str = "") -> None:
-        """Let each statement of the rest of the transaction take so long. Between two of them nothing may take longer
-        than elsewhere: a host that is frozen there loses its locks as soon."""
+        """Set the timeout of each further statement in the transaction. The timeout between statements stays: a host
+        that freezes there loses its locks as soon as anywhere."""
         names = ("statement_timeout", "lock_timeout")
         await self.run(first + "; ".join(f"set local {name} = {int(seconds * 1000)}" for name in names))
         self._answer = seconds / SERVER_SHARE
         self._is_long = True
 
     async def bound_waits(self, patience: timedelta) -> None:
-        """Let the rest of the transaction wait no longer than that for each of somebody's locks. Where that is longer
-        than an answer is waited for, the server must show meanwhile that it works on it."""
+        """Set the timeout for each lock in the rest of the transaction. If it exceeds the statement timeout, check
+        meanwhile that the server is still working on the statement."""
         await self.run(f"set local lock_timeout = {patience // timedelta(milliseconds=1)}")
         if self._answer is not None and self._answer * SERVER_SHARE < patience.total_seconds():
             self._answer = patience.total_seconds() / SERVER_SHARE
@@ -157,7 +157,7 @@ class Session:
 
 
 class Database:
-    """Connections to one Postgres. Opening it checks the server; losing it is an Outage, and it comes back."""
+    """Connections to one Postgres. Opening it checks the server. A lost connection is an Outage, and is replaced."""
 
     def __init__(
         self, dsn: str, *, session: Mapping[str, str] = CLIENT, most: int = 10, bounds: Bounds | None = None,
@@ -165,14 +165,14 @@ class Database:
     ) -> None:  # fmt: skip
         check_url(dsn)
         self.schema = schema
-        self.timelines = timelines  # of a worker; a client has no claims that a failover could undo
+        self.timelines = timelines  # of a worker; a client has no claims that a failover could invalidate
         self.dsn = dsn
         self._bounds = bounds or Bounds()
         name = session["application_name"].replace(SCHEMA, application(schema), 1)
         self._session = {**session, **self._bounds.settings(), "application_name": name}
         self.statements = 0  # sent so far
         self.outages = outages or Outages()
-        self.on_dark: list[Callable[[], None]] = []  # called when a connection has not answered in time
+        self.on_dark: list[Callable[[], None]] = []  # called when a connection does not respond in time
         self._most = most
         self.pool: asyncpg.Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -204,24 +204,24 @@ class Database:
             raise
 
     async def close(self) -> None:
-        """Close all connections; one that does not answer is cut."""
+        """Close all connections; terminate those that do not respond."""
         pool, self.pool = self.pool, None
         if pool is not None:
             await close_pool(pool)
 
     def cut(self) -> None:
-        """Break all connections without a word, as the end of a process does."""
+        """Terminate all connections abruptly, as the end of a process does."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.terminate()
 
     def check_loop(self) -> None:
-        """Refuse the loop that runs here unless it is the one the connections belong to."""
+        """Refuse a running loop other than the one that the connections belong to."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise ForeignLoop
 
     async def fetch(self, name: str, *args: object) -> list[Row]:
-        """Send one statement on its own, committed when it answers."""
+        """Send one statement in a transaction of its own."""
         self.statements += 1
         try:
             async with _Lent(self) as connection:
@@ -231,15 +231,15 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Session]:
-        """One connection, for statements that are each on their own; their sender then waits for no connection."""
+        """One connection for several statements, each in a transaction of its own."""
         with translated():
             async with _Lent(self) as connection:
                 yield Session(connection, self)
 
     @asynccontextmanager
     async def transaction(self, *, anew: bool = False, is_long: bool = False) -> AsyncIterator[Session]:
-        """Several statements, one commit; `anew` if their good plans hang on their arguments, `is_long` if one of them
-        may rightly take longer than others. What is planned anew may."""
+        """A transaction of several statements. With `anew`, they are planned for their arguments; with `is_long`, or
+        `anew`, each of them may take LONG seconds."""
         with translated():
             async with _Lent(self) as connection:
                 gaps = Gaps(opener(), connection.get_server_pid()) if probes.hooks else None
@@ -257,9 +257,9 @@ class Database:
     async def listening(
         self, dsn: str | None, channels: Sequence[str], hear: Callable[[str, str], None], lost: Callable[[], None]
     ) -> AsyncIterator[Queryable]:
-        """A connection of its own that LISTENs; `hear(channel, payload)` per notice, `lost()` when it breaks.
+        """A separate connection that LISTENs: `hear(channel, payload)` per notification, `lost()` when it breaks.
 
-        The names of channels have the schema's in front of them, which is taken off.
+        In the database, channel names have the schema as a prefix; `hear` receives them without it.
         """
         prefix, name = f"{self.schema}_", f"{application(self.schema)} listener"
         with translated():
@@ -283,21 +283,21 @@ class Database:
 
     @property
     def era(self) -> int:
-        """What changes with the server's timeline."""
+        """A number that grows with each change of the server's timeline."""
         return 0 if self.timelines is None else self.timelines.era
 
     def check_era(self, era: int) -> None:
-        """Refuse what was begun before the server's timeline changed."""
+        """Raise Outage if the server's timeline has changed since this era."""
         if self.timelines is not None:
             self.timelines.check_era(era)
 
 
 class _Lent:
-    """A connection of the pool, as long as the block lasts. As a generator it would cost each statement more."""
+    """A pool connection for the length of the block. A class, as a generator costs more time per statement."""
 
     __slots__ = ("_connection", "_database", "_era", "_lent", "_pool")
 
-    _lent: _Connection  # the pool's proxy, which stands in for its connection
+    _lent: _Connection  # the pool's proxy for the connection
     _connection: _Connection
 
     def __init__(self, database: Database) -> None:
@@ -322,9 +322,9 @@ class _Lent:
         return self._lent
 
     def _check_timeline(self, timelines: Timelines) -> None:
-        """Refuse a connection of another timeline, and what was asked for in an earlier era."""
+        """Raise Outage for a connection of another timeline, or a statement that was requested in an earlier era."""
         if not timelines.fits(self._connection.timeline):
-            self._connection.was_cut = True  # and its idle siblings are dropped
+            self._connection.was_cut = True  # so that `__aexit__` drops the idle connections too
             raise Outage("the connection is on a timeline that the server has left")
         timelines.check_era(self._era)
 
@@ -336,6 +336,6 @@ class _Lent:
                 drop_idle(self._pool)
                 for tell in self._database.on_dark:
                     tell()
-            self._connection.terminate()  # now: the driver's release would find that it ends meanwhile
+            self._connection.terminate()  # now: the driver's release would fail if it ended during the release
         proxy: Any = self._lent
         await self._pool.release(proxy)

@@ -1,4 +1,4 @@
-"""Tries again what lost a race with another transaction, or did not get a lock in time."""
+"""Retries after a Contention: a lost race with another transaction, or a lock timeout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TRIES = 10
 
 
 async def retried(act: Callable[[], Awaitable[T]]) -> T:
-    """A deadlock with somebody's transaction did nothing: try again."""
+    """Await `act()`; on a Contention, such as a deadlock, nothing was written: repeat it, MOST_TRIES times in all."""
     for _ in range(MOST_TRIES - 1):
         try:
             return await act()
@@ -28,8 +28,8 @@ async def retried(act: Callable[[], Awaitable[T]]) -> T:
 async def by_halves(
     act: Callable[[Sequence[Item]], Awaitable[T]], items: Sequence[Item], *, patience: float = inf
 ) -> tuple[list[T], list[Item]]:
-    """Act on all items; if a lock is not to be had in time, on each half of them. Returns the answers, and the items
-    that are left because another transaction holds their locks, or because so many seconds have passed."""
+    """Call `act` with all items; on a Contention, with each half of them. Returns the results, and the items that are
+    left because another transaction has locked them, or because `patience` seconds have passed."""
     loop = asyncio.get_running_loop()
     answers: list[T] = []
     left: list[Item] = []

@@ -1,4 +1,4 @@
-"""Checks the server that a pool reaches, and a pooler before it: its version, its transactions, its settings."""
+"""Checks the server of a pool, and a pooler in front of it: version, transactions, settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OLDEST_SERVER = 150_000
 POOLER_TRIES = 3
 _LOST_STATEMENTS = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 
-# What a session still has when another statement is sent on it: its settings, and the isolation that they lead to.
+# The state that a session must keep between statements: its settings, and the resulting isolation level.
 _KEPT: Final = "select array(select current_setting(name) from unnest($1::text[]) as name)"
 _ISOLATION: Final = {"transaction_isolation": "read committed"}
 
 
 @contextmanager
 def explained(dsn: str) -> Iterator[None]:
-    """Turn what fails while a pool opens into the error that says why."""
+    """Raise errors during the opening of a pool as errors that explain the cause."""
     try:
         yield
     except (StoreFault, ValueError, TypeError) as error:
@@ -33,7 +33,7 @@ def explained(dsn: str) -> Iterator[None]:
         if "statement pooling mode" in str(error):
             raise UnsuitablePooler(where(dsn), "it allows no transactions") from error
         if isinstance(error.__cause__, _LOST_STATEMENTS):
-            raise UnsuitablePooler(where(dsn), "it forgets statements that were prepared") from error
+            raise UnsuitablePooler(where(dsn), "it does not keep prepared statements") from error
         raise DatabaseUnreachable(where(dsn), str(error)) from error
 
 
@@ -44,7 +44,7 @@ async def check_version(connection: EngineConnection) -> None:
 
 
 async def check_kept(connection: EngineConnection, settings: Mapping[str, str]) -> None:
-    """Refuse a session that has lost its settings."""
+    """Raise Unsettled if the session has lost its settings."""
     wanted = {**settings, **_ISOLATION}
     check_settings(wanted, await connection.fetchval(_KEPT, [*wanted]))
 
@@ -52,7 +52,7 @@ async def check_kept(connection: EngineConnection, settings: Mapping[str, str]) 
 async def check_pooler(
     first: EngineConnection, other_connection: AbstractAsyncContextManager[EngineConnection], dsn: str
 ) -> None:
-    """Refuse a pooler that gives a server connection for a transaction only: two of ours then share one, or one waits
+    """Refuse a pooler in transaction mode: two of our connections would share one server connection, or one would wait
     for the transaction of the other."""
     try:
         async with other_connection as second:
@@ -62,9 +62,9 @@ async def check_pooler(
                     other = await second.fetchval("select pg_backend_pid()")
                     again = await first.fetchval("select pg_backend_pid()")
                 if other == mine or again != mine:
-                    raise UnsuitablePooler(where(dsn), "it gives each transaction another connection to Postgres")
+                    raise UnsuitablePooler(where(dsn), "it uses another connection to Postgres for each transaction")
     except TimeoutError as error:
-        raise UnsuitablePooler(where(dsn), "beside one connection, a second one got no answer in time "
+        raise UnsuitablePooler(where(dsn), "a second connection got no response in time while the first was open "
                                "(pool_mode, or a default_pool_size of 1)") from error
 
 

@@ -1,4 +1,4 @@
-"""How a connection of the engine is made and how it ends: its timeouts, its settings, its keepalives."""
+"""How a connection of the engine is opened and ended: timeouts, settings, keepalives."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from stepwell._store.connection.type_cache import LearnedConnection
 
 log = logging.getLogger("stepwell")
 
-LONGEST = 10.0  # seconds: whatever the lease is, nothing of ours stands longer on a connection that is dead
-SHORTEST = 1.0  # whatever the lease is, a server under load has this long to answer
+LONGEST = 10.0  # seconds: with any lease, no statement waits longer on a dead connection
+SHORTEST = 1.0  # seconds: with any lease, a server under load has this long to reply
 SHORTEST_BEAT = 0.25
-CONNECT_LEAST = 2.0  # a new connection: a handshake of TLS and of the password takes several round trips
+CONNECT_LEAST = 2.0  # for a new connection: the handshakes of TLS and password take several round trips
 SERVER_SHARE = 0.8  # of the client's timeout: the server ends a slow statement before the client gives up
 CANCEL_PATIENCE = 2.0
-CLOSE_TIMEOUT = 0.3  # an engine ends in time, whatever the server does
-LOCK_WAIT = 0.1  # of a worker, for one lock: what needs it is tried again, and other rows meanwhile
-MOST_NAMED = 3  # settings that did not arrive, in one error
-PROBES = 3  # keepalive probes without an answer, until a connection is dead
+CLOSE_TIMEOUT = 0.3  # an engine closes in time, whatever the server does
+LOCK_WAIT = 0.1  # of a worker, for one lock: it retries later, and handles other rows meanwhile
+MOST_NAMED = 3  # missing settings that one error names
+PROBES = 3  # unanswered keepalive probes after which a connection is dead
 
-# The driver asks about these types when it first meets them: better when the connection is made than in the way of a
-# step. The same statement brings the settings, and tells what the session has then: one round trip, and no pooler
-# between refuses them, or drops them unseen. CASE, since nothing else says what is evaluated first.
-# A new timeline says that the server may have lost commits (docs/decisions/0025).
+# The driver queries these types when it first sees them: this statement makes it do so at connect time, not during a
+# step. It also sends the settings, and returns what the session then has: one round trip, and a pooler can neither
+# refuse the settings nor drop them unnoticed. CASE guarantees the order of evaluation.
+# A new timeline means that the server may have lost commits (docs/decisions/0025).
 _SETTLE: Final = """
 select array(select case when set_config(s.name, s.value, false) is not null then current_setting(s.name) end
              from unnest($1::text[], $2::text[]) as s(name, value)) as shown,
@@ -51,11 +51,11 @@ _NO_TIMELINE: Final = ", null as timeline"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long, in seconds, a connection of one pool waits, and how long others wait for it."""
+    """The timeouts of a pool's connections, in seconds."""
 
-    answer: float = LONGEST  # after so long without an answer the client terminates the connection
-    idle: float = LONGEST  # after so long without a statement the server ends a transaction, and its locks
-    lock: float | None = None  # after so long the server ends a wait for a lock
+    answer: float = LONGEST  # without a reply for this long, the client terminates the connection
+    idle: float = LONGEST  # without a statement for this long, the server ends a transaction and frees its locks
+    lock: float | None = None  # the server ends a wait for a lock after this time
 
     @classmethod
     def of_client(cls, lease: timedelta) -> Bounds:
@@ -73,18 +73,18 @@ class Bounds:
 
     @property
     def connect(self) -> float:
-        """Seconds that making a connection may take."""
+        """Seconds that opening a connection may take."""
         return max(self.answer, CONNECT_LEAST)
 
     def settings(self) -> dict[str, str]:
-        """The settings of a session of the engine's own."""
+        """The settings of the engine's own sessions."""
         bounded = {"statement_timeout": _milliseconds(self.answer * SERVER_SHARE), **self.tcp()}
         if self.lock is not None:
             bounded["lock_timeout"] = _milliseconds(self.lock)
         return bounded
 
     def tcp(self) -> dict[str, str]:
-        """The settings by which the server finds out that its client is gone; all that a step's connection gets."""
+        """The settings by which the server detects a dead client; the only ones of a step's connection."""
         idle, interval = self.keepalive
         return {
             "idle_in_transaction_session_timeout": _milliseconds(self.idle),
@@ -96,48 +96,48 @@ class Bounds:
 
     @property
     def keepalive(self) -> tuple[int, int]:
-        """Whole seconds until the first keepalive probe, and between two."""
+        """Whole seconds before the first keepalive probe, and between two probes."""
         return max(1, int(self.idle / 2)), max(1, int(self.idle / 2 / PROBES))
 
 
 class SettledConnection(LearnedConnection):
-    """A connection that brings its settings along after it was made: a pooler between refuses or drops those that come
-    with the first message."""
+    """A connection that sends its settings after it was opened: a pooler would refuse or drop settings in the startup
+    message."""
 
-    _loop: asyncio.AbstractEventLoop  # what the driver has, and the stubs leave out
+    _loop: asyncio.AbstractEventLoop  # attributes of the driver that its stubs omit
     _transport: Any
     _protocol: Any
     _addr: Any
     _params: Any
 
     was_cut = False
-    """Whether it was ended because an answer was not waited for any longer."""
+    """Whether it was terminated because a reply did not arrive in time."""
     settings: Mapping[str, str] = {}
-    """What its session was given when it was made."""
+    """The settings that its session was given."""
     backend = 0
-    """The number of the server process behind it, as the server itself says."""
+    """The pid of its server process, as the server reports it."""
     timeline: str | None = None
-    """The timeline of the server when it was made; None if the server does not tell."""
+    """The timeline of the server when it was opened; None if the server does not report it."""
     dsn = ""
     bounds = Bounds()
     patience = LONGEST
-    """Seconds that a statement which may take long is waited for, before the server must show that it works on it."""
+    """Seconds that a long statement may take before the client checks that the server is working on it."""
 
     @property
     def is_pooled(self) -> bool:
-        """Whether a pooler stands between: it gives numbers of its own to its clients."""
+        """Whether it goes through a pooler, which reports another pid to its clients."""
         return self.get_server_pid() != self.backend
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the kernel has not accepted yet."""
         return int(self._transport.get_write_buffer_size())
 
     async def settle(
         self, dsn: str, settings: Mapping[str, str], bounds: Bounds, timelines: Timelines | None = None
     ) -> None:
-        """Make the session what the engine needs, before the connection is used; Unsettled if a pooler prevents that,
-        Outage if it is on a timeline that its worker is not on."""
+        """Set up the session before the connection is used; Unsettled if a pooler prevents that, Outage if the server
+        is on another timeline than the worker."""
         self.dsn = dsn
         self.settings = settings
         self.bounds = bounds
@@ -154,7 +154,7 @@ class SettledConnection(LearnedConnection):
             timelines.admit(self.timeline)
 
     async def open_beside(self, application_name: str) -> EngineConnection:
-        """Make a connection to the same server, with the same bounds."""
+        """Open a connection to the same server, with the same bounds."""
         bounds = self.bounds
         made: EngineConnection = await asyncpg.connect(
             self.dsn, connection_class=EngineConnection, timeout=bounds.connect, command_timeout=bounds.answer,
@@ -169,7 +169,7 @@ class SettledConnection(LearnedConnection):
 
     @contextmanager
     def ending_after(self, seconds: float) -> Iterator[None]:
-        """End the connection unless the block is over by then; a caller that waits for a reply learns of the loss."""
+        """Terminate the connection if the block takes longer; a statement in the block then raises."""
         timer = self._loop.call_later(seconds, self.terminate)
         try:
             yield
@@ -178,22 +178,22 @@ class SettledConnection(LearnedConnection):
 
 
 class EngineConnection(SettledConnection):
-    """A connection that ends at once when an answer is not waited for any longer.
+    """A connection that is terminated at once when a statement times out or is cancelled.
 
-    The driver's way is to send a cancel and to wait for the answer to it on the same connection, which never comes if
-    that is dark. Here the server is asked to cancel over a connection of its own, and nobody waits.
+    The driver would send a cancel request and wait for the reply on the same connection, which never arrives if that
+    is dark. This class sends the request over another connection, and does not wait.
     """
 
     def _cancel_current_command(self, waiter: Any, cancel_waiter: Any = None) -> None:
-        """Called by the driver when a statement's time is over, or its task was cancelled."""
+        """The driver calls this when a statement times out, or its task is cancelled."""
         self.was_cut = True
         task = self._loop.create_task(self._ask_to_cancel(self._protocol), name="stepwell cancel")
         _cancelling.add(task)
         task.add_done_callback(_cancelling.discard)
-        self._loop.call_soon(self.terminate)  # after the driver has told the statement why
+        self._loop.call_soon(self.terminate)  # after the driver has raised the reason in the statement
 
     async def _ask_to_cancel(self, protocol: Any) -> None:
-        """Let the server end what it was sent: else its backend goes on, or waits for a lock."""
+        """Cancel the statement on the server: otherwise its backend would continue, or wait for a lock."""
         cancel: Any = vars(connect_utils)["_cancel"]
         try:
             async with asyncio.timeout(CANCEL_PATIENCE):
@@ -201,13 +201,13 @@ class EngineConnection(SettledConnection):
                     loop=self._loop, addr=self._addr, params=self._params, backend_pid=protocol.backend_pid,
                     backend_secret=protocol.backend_secret,
                 )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - a courtesy: the server's own timeouts end the statement as well
+        except Exception as error:  # noqa: BLE001 - optional: the server's timeouts end the statement too
             log.debug("database: a statement could not be cancelled: %s", error)
 
 
 class PatientConnection(SettledConnection):
-    """A connection of an author: its statements may take long, and a cancelled statement leaves it usable. One that
-    goes dark, or does not answer a cancel, is ended."""
+    """A connection for authors: statements may take long, and a cancelled statement leaves it usable. If it goes dark,
+    or a cancel request gets no reply, it is terminated."""
 
     def __init__(self, protocol: Any, *rest: Any) -> None:
         watched: Any = _WatchedProtocol(protocol, self)
@@ -216,16 +216,16 @@ class PatientConnection(SettledConnection):
     async def _cancel(self, waiter: Any, cancel_waiter: Any = None) -> None:
         try:
             async with asyncio.timeout(CANCEL_PATIENCE):
-                await super()._cancel(waiter, cancel_waiter)  # type: ignore[misc]  # the stubs leave it out
+                await super()._cancel(waiter, cancel_waiter)  # type: ignore[misc]  # the stubs omit it
         finally:
             if cancel_waiter is not None and not cancel_waiter.done():
                 self.terminate()
 
 
 class _WatchedProtocol:
-    """The driver's protocol of a connection: what waits for an answer is watched, whichever way an author sends it.
+    """The driver's protocol of a connection: watches every wait for a reply, however an author sends a statement.
 
-    A COPY from the author is not: the server waits for its data, as it would on a connection that is dark.
+    Except a COPY from the author: there the server waits for data, as it does on a dark connection.
     """
 
     _ASKS = frozenset({
@@ -249,7 +249,7 @@ class _WatchedProtocol:
         return ask
 
 
-_cancelling: set[asyncio.Task[None]] = set()  # a task that nobody holds may be collected
+_cancelling: set[asyncio.Task[None]] = set()  # references: a task without one may be collected
 
 
 Settled = TypeVar("Settled", bound=SettledConnection)
@@ -259,14 +259,14 @@ async def open_pool(
     dsn: str, kind: type[Settled], most: int, settings: Mapping[str, str], bounds: Bounds, *, answer: float | None,
     timelines: Timelines | None = None,
 ) -> asyncpg.Pool:
-    """A pool of connections that are made when they are needed."""
+    """A pool that opens connections when they are needed."""
 
     async def settle(connection: Settled) -> None:
         async with asyncio.timeout(bounds.connect):
             await connection.settle(dsn, settings, bounds, timelines)
 
-    pool: asyncpg.Pool = await asyncpg.create_pool(  # type: ignore[call-overload]  # init is given what it makes
-        # No floor: the driver would try for ever to restore it, and fill the log while the server is away.
+    pool: asyncpg.Pool = await asyncpg.create_pool(  # type: ignore[call-overload]  # init receives a connection of this class
+        # min_size 0: otherwise the driver would reconnect forever during an outage, and fill the log.
         dsn, min_size=0, max_size=most, connection_class=kind, command_timeout=answer, timeout=bounds.connect,
         server_settings={"application_name": settings["application_name"]}, init=settle,
     )  # fmt: skip
@@ -274,15 +274,15 @@ async def open_pool(
 
 
 def drop_idle(pool: asyncpg.Pool) -> None:
-    """End the connections of a pool that nobody uses: where one has gone dark, its siblings mostly have, too."""
+    """Terminate the idle connections of a pool: if one connection is dark, most others are too."""
     driven: Any = pool
-    for holder in driven._holders:  # noqa: SLF001 - the driver's own way waits for the other side to answer
+    for holder in driven._holders:  # noqa: SLF001 - its public method waits for the server
         if holder.is_idle() and holder.is_connected():
             holder.terminate()
 
 
 async def close_pool(pool: asyncpg.Pool) -> None:
-    """Close all connections of a pool; one that does not answer is cut."""
+    """Close all connections of a pool; terminate those that do not respond."""
     try:
         await asyncio.wait_for(pool.close(), CLOSE_TIMEOUT)
     except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -290,14 +290,14 @@ async def close_pool(pool: asyncpg.Pool) -> None:
 
 
 def guard(transport: Any, bounds: Bounds) -> None:
-    """Let the kernel find out that the other side of a TCP connection is gone."""
+    """Let the kernel detect that the peer of a TCP connection is gone."""
     own = transport.get_extra_info("socket")
     if own is None or own.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     idle, interval = bounds.keepalive
     wanted = {"TCP_KEEPIDLE": idle, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": PROBES,
               "TCP_USER_TIMEOUT": int(bounds.idle * 1000)}  # fmt: skip
-    with suppress(OSError, NotImplementedError):  # a kernel, or a loop, that does not have them
+    with suppress(OSError, NotImplementedError):  # not supported by the kernel or the loop
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in wanted.items():
             if hasattr(socket, name):
@@ -305,8 +305,8 @@ def guard(transport: Any, bounds: Bounds) -> None:
 
 
 def check_settings(settings: Mapping[str, str], shown: Sequence[str | None]) -> None:
-    """Compare what a session was given with what it shows, in the same order; Unsettled if something is missing. The
-    settings of TCP are not compared: a Unix socket has none of them, and shows 0."""
+    """Compare the settings that a session was given with those it shows, in the same order; Unsettled if one differs.
+    Settings of TCP are not compared: on a Unix socket they show 0."""
     wrong = [
         f"{name} is {has} instead of {given}"
         for (name, given), has in zip(settings.items(), shown, strict=True)
@@ -318,13 +318,13 @@ def check_settings(settings: Mapping[str, str], shown: Sequence[str | None]) -> 
 
 
 def _as_given(shown: str) -> str:
-    """A setting as it is sent: Postgres shows a time of 8000 as 8s."""
+    """A shown setting in the form in which it is sent: Postgres shows a time of 8000 as 8s."""
     time = re.fullmatch(r"([0-9]+)(ms|s|min|h|d)", shown)
     return shown if time is None else str(int(time[1]) * _MILLISECONDS[time[2]])
 
 
 def resetting(settings: Mapping[str, str]) -> str:
-    """A script that brings the settings of a session again."""
+    """A script that sets the settings of a session again."""
     quoted = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
     return f"select {quoted};"
 

@@ -1,7 +1,7 @@
-"""The SQL files, by noun and verb: `statement("instances/claim")`; and how the schema's name gets into all SQL.
+"""Loads the SQL files, by noun and verb (`statement("instances/claim")`), and inserts the schema's name.
 
-In a statement `{ctes sized, left_open of await_units/close}` stands for these CTEs of another file. A file with an
-underscore before its name has only CTEs, for other statements.
+In a statement, `{ctes sized, left_open of await_units/close}` inserts these CTEs of another file. A file with a leading
+underscore in its name contains only CTEs for other statements.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from stepwell.config import SCHEMA
 
-_FOLDER = Path(__file__).parents[1] / "sql"  # importlib.resources would be a tenth of what importing Stepwell takes
+_FOLDER = Path(__file__).parents[1] / "sql"  # importlib.resources would add ten percent to the import time
 _SHARED = re.compile(r"\{ctes ([a-z_, ]+) of ([a-z_/]+)\}")
-_CTE = r"^(?:with (?:recursive )?|\), )({name}\b.*?)\n\)"  # CTEs begin and end at the first column
+_CTE = r"^(?:with (?:recursive )?|\), )({name}\b.*?)\n\)"  # CTEs start and end in the first column
 
 
 @cache
 def statement(name: str, schema: str = SCHEMA) -> str:
-    """The text of `sql/<name>.sql`, for that schema."""
+    """The text of `sql/<name>.sql` for this schema."""
     return rendered(_SHARED.sub(_ctes, _read(name)), schema)
 
 
@@ -40,13 +40,13 @@ def _cte(name: str, file: str) -> str:
 
 
 def rendered(sql: str, schema: str) -> str:
-    """SQL in which `{schema}` stands for the schema, and `{application}` for what its connections are called.
+    """Replace `{schema}` with the schema, and `{application}` with the application name of its connections.
 
-    Postgres takes neither for a name, and both are plain identifiers: they need no quotes, also within a literal.
+    Neither placeholder is valid SQL otherwise. The names are plain identifiers: they need no quoting, even in literals.
     """
     return sql.replace("{schema}", schema).replace("{application}", application(schema))
 
 
 def application(schema: str) -> str:
-    """What connections of an engine are called in `pg_stat_activity`, without what they are for."""
+    """The application name of an engine's connections in `pg_stat_activity`, without their purpose."""
     return SCHEMA if schema == SCHEMA else f"{SCHEMA}/{schema}"

@@ -1,7 +1,7 @@
-"""Connections that belong to the caller: which driver's they are, and one way to send a statement on each.
+"""Callers' connections: detects the driver of each, and sends statements on it.
 
-A driver is one file here with two functions: `borrow(connection)` for its async connections, `lend(connection)` for its
-blocking ones. Both refuse what can not carry the caller's transaction, and say what to do instead.
+Each driver has one file with two functions: `borrow(connection)` for async connections, `lend(connection)` for blocking
+ones. Both refuse connections that cannot carry the caller's transaction, and say what to do instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Borrowed", "Call", "Lent", "borrow", "lend"]
 
 
 def borrow(connection: object) -> Borrowed:
-    """A caller's async connection; raises InvalidConnection if it can not carry a call."""
+    """A caller's async connection; raises InvalidConnection if it cannot carry a call."""
     if isinstance(connection, Borrowed):  # a blocking one, relayed by engine.sync
         return connection
     found: Borrowed = _driver_of(connection).borrow(connection)
@@ -26,18 +26,18 @@ def borrow(connection: object) -> Borrowed:
 
 
 def lend(connection: object) -> Lent:
-    """A caller's blocking connection, for `engine.sync`; raises InvalidConnection if it can not carry a call."""
+    """A caller's blocking connection, for `engine.sync`; raises InvalidConnection if it cannot carry a call."""
     found: Lent = _driver_of(connection).lend(connection)
     return found
 
 
 def _driver_of(connection: object) -> ModuleType:
-    """The file of the driver that made it. Nothing is imported that the caller has not imported already."""
+    """The file of its driver. Imports no driver that the caller has not imported already."""
     for kind in type(connection).__mro__:
         driver = kind.__module__.partition(".")[0]
         if driver in DRIVERS:
             return import_module(f"{__name__}.{driver}")
     raise InvalidConnection(
-        f"{type(connection).__name__} is no connection that Stepwell knows; "
+        f"{type(connection).__name__} is not a connection that Stepwell supports; "
         "pass one of asyncpg, psycopg 3, SQLAlchemy 2 or Django"
     )

@@ -16,12 +16,12 @@ def borrow(connection: Any) -> Borrowed:
     if isinstance(connection, asyncpg.Pool):
         raise InvalidConnection("is a pool; acquire a connection of it, open a transaction, and pass that connection")
     if not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
-        raise InvalidConnection(f"{type(connection).__name__} is no connection of asyncpg")
+        raise InvalidConnection(f"{type(connection).__name__} is not an asyncpg connection")
     check_loop(connection)
     try:
         is_closed, is_in_transaction = connection.is_closed(), connection.is_in_transaction()
     except asyncpg.InterfaceError as error:  # it was released
-        raise InvalidConnection(f"can not be used: {error}") from error
+        raise InvalidConnection(f"cannot be used: {error}") from error
     if is_closed:
         raise InvalidConnection("is closed; pass one that is open")
     if not is_in_transaction:
@@ -38,7 +38,7 @@ def _refuse_blocking(connection: object) -> NoReturn:
 
 
 def check_loop(connection: Any) -> None:
-    """Refuse a connection of another event loop; the driver's own message would not say so."""
+    """Refuse a connection of another event loop, with a clearer message than the driver's."""
     inner = getattr(connection, "_con", connection)  # of a pool's proxy
     loop = getattr(inner, "_loop", None)
     if loop is not None and loop is not asyncio.get_running_loop():

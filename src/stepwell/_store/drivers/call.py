@@ -1,4 +1,4 @@
-"""One call of an SQL function on a caller's connection, in words that every driver understands."""
+"""One call of an SQL function on a caller's connection, independent of the driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of a schema of ours, its arguments, and the columns of its answer."""
+    """An SQL function of our schema, its arguments, and the columns of its result."""
 
     schema: str
     function: str
@@ -39,13 +39,13 @@ class Call:
     def sql(self, placeholder: Callable[[int], str]) -> str:
         """The statement, with the driver's placeholders, counted from 1.
 
-        Every value is cast from a plain type, so that no codec of the caller's own stands between.
+        Every value is cast from a plain type, so that codecs of the caller have no effect.
         """
         given = []
         for number, argument in enumerate(self.arguments, start=1):
             value = f"cast({placeholder(number)} as {'text' if argument.kind == 'jsonb' else argument.kind})"
             given.append(f"{argument.name} => " + (f"cast({value} as jsonb)" if argument.kind == "jsonb" else value))
-        return f"select {', '.join(self.columns)} from {self.schema}.{self.function}({', '.join(given)})"  # noqa: S608 - names of our own
+        return f"select {', '.join(self.columns)} from {self.schema}.{self.function}({', '.join(given)})"  # noqa: S608 - our own names
 
 
 class Borrowed(ABC):
@@ -66,7 +66,7 @@ class Lent(ABC):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a refusal of our SQL functions into our error. Whatever else the driver raises is the caller's to see."""
+    """Raise refusals of our SQL functions as our errors. Other errors of the driver reach the caller unchanged."""
     try:
         yield
     except Exception as error:
@@ -79,7 +79,7 @@ def refusals() -> Iterator[None]:
 
 
 def _ours(error: BaseException) -> tuple[str, str] | None:
-    """Our SQLSTATE and message, wherever the driver and what wraps it have put them."""
+    """Our SQLSTATE and message, from the error of the driver or of a library around it."""
     seen: BaseException | None = error
     while seen is not None:
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)

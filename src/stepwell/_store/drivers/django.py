@@ -17,7 +17,7 @@ def borrow(connection: Any) -> Borrowed:
 
 def lend(connection: Any) -> Lent:
     if not isinstance(connection, BaseDatabaseWrapper | ConnectionProxy):
-        raise InvalidConnection(f"{type(connection).__name__} is no connection; pass django.db.connection")
+        raise InvalidConnection(f"{type(connection).__name__} is not a connection; pass django.db.connection")
     if connection.vendor != "postgresql":
         raise InvalidConnection(f"is one of {connection.vendor}; Stepwell's tables are in Postgres")
     if connection.needs_rollback:

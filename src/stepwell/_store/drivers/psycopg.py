@@ -28,7 +28,7 @@ def lend(connection: Any) -> Lent:
 
 def _check(connection: Any) -> None:
     if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
-        raise InvalidConnection(f"{type(connection).__name__} is no connection of psycopg; pass the connection itself")
+        raise InvalidConnection(f"{type(connection).__name__} is not a psycopg connection; pass the connection itself")
     if connection.closed:
         raise InvalidConnection("is closed; pass one that is open")
     status = connection.info.transaction_status
@@ -39,7 +39,7 @@ def _check(connection: Any) -> None:
         raise InvalidConnection(f"is in autocommit mode: `{with_} connection.transaction():` must be around the call")
 
 
-# The cursors below are psycopg's own, not of the connection's cursor_factory: a raw one has other placeholders.
+# The cursors below do not use the connection's cursor_factory: a raw cursor has other placeholders.
 
 
 class _AsyncConnection(Borrowed):

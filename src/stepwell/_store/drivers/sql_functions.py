@@ -1,4 +1,4 @@
-"""Calls of the public SQL functions, on a connection of the caller's, inside the caller's transaction."""
+"""Calls of the public SQL functions on a caller's connection, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stepwell.errors import Duplicate
 _to_json = msgspec.json.Encoder().encode
 
 LARGEST_ARRAY = 32 * 1024 * 1024
-"""Bytes of JSON in one call. Postgres takes an array of 256 MB, in which small numbers take six times their text."""
+"""Bytes of JSON in one call. Postgres accepts arrays of 256 MB, in which small numbers take six times their text."""
 LONGEST_ARRAY = 10_000
-"""Objects in one call: SQL has the same number."""
+"""Objects in one call; the SQL functions have the same limit."""
 
 
 async def start_many(
     connection: Borrowed, entries: Sequence[NewInstance], *, notify: bool, schema: str
 ) -> list[int | Duplicate]:
-    """Start instances; returns in the order of the entries: the new id, or the instance that occupies the key."""
+    """Start instances; returns the new id, or the Duplicate, of each entry."""
     answers: dict[int, int | Duplicate] = {}
     order = [(entry.tenant, entry.key or "") for entry in entries]
     for places, array in _arrays([_entry(entry) for entry in entries], order):
@@ -41,7 +41,7 @@ async def start_many(
 async def signal_many(
     connection: Borrowed, signals: Sequence[NewSignal], *, notify: bool, schema: str
 ) -> list[int | None]:
-    """Deliver signals; returns in their order: the id that each reached, None if there was no target."""
+    """Deliver signals; returns the id that each signal reached, or None if there was no target."""
     reached: dict[int, int | None] = {}
     order = [(signal.id or 0, signal.tenant or "", signal.key or "") for signal in signals]
     for places, array in _arrays([_signal(signal) for signal in signals], order):
@@ -55,7 +55,7 @@ async def cancel(
     connection: Borrowed, id_: int | None, key: str | None, *, tenant: str | None, reason: str, by: str | None,
     cascade: bool, notify: bool, schema: str,
 ) -> bool | None:  # fmt: skip
-    """Cancel an instance and what is below it; False if it had ended, None if there is none."""
+    """Cancel an instance and its descendants; False if it had ended, None if it does not exist."""
     arguments = (
         Argument("id", "bigint", id_),
         Argument("key", "text", key),
@@ -70,10 +70,9 @@ async def cancel(
 
 
 def _arrays(objects: Sequence[Any], order: Sequence[Any]) -> Iterator[tuple[list[int], str]]:
-    """The objects as JSON arrays, none too large or too long, each with the places of its objects.
+    """The objects as JSON arrays of limited size and length, each with the positions of its objects.
 
-    Nearly always there is one. Of several, all callers send what has the same order first, so that two of them wait in
-    one direction only.
+    Nearly always there is one array. Several are filled in one order by all callers, to avoid deadlocks between them.
     """
     texts = [_to_json(one) for one in objects]
     places = list(range(len(texts)))
@@ -107,12 +106,12 @@ def _entry(entry: NewInstance) -> dict[str, Any]:
         "concurrency_key": entry.concurrency_key,
         **({} if entry.needs is None else _limits(entry.needs)),
         "state": msgspec.Raw(entry.state.encode()),
-        "checked": True,  # against its type; counts if the connection's role may write states
+        "checked": True,  # against its type; effective only if the connection's role may write states
     }
 
 
 def _limits(needs: LimitRequirement) -> dict[str, Any]:
-    """As they were given: what the step itself declares is added by the SQL function."""
+    """The requirements of the start; the SQL function adds those that the step declares."""
     weight = None if needs.rate_limit is None else needs.weight
     return {"concurrency_limit": needs.own_limit, "rate_limit": needs.rate_limit, "weight": weight}
 

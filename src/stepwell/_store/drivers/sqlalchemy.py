@@ -13,7 +13,7 @@ from stepwell._store.drivers.asyncpg import check_loop
 from stepwell._store.drivers.call import Borrowed, Call, Lent, Rows, refusals
 from stepwell.errors import InvalidConnection
 
-# A plain cursor, also where the connection has server-side ones for the caller's own queries.
+# A plain cursor, even if the connection uses server-side cursors for the caller's own queries.
 _OPTIONS: Final[dict[str, Any]] = {"stream_results": False, "yield_per": None}
 
 
@@ -51,7 +51,7 @@ class _AsyncConnection(Borrowed):
             if connection.dialect.driver == "asyncpg":
                 check_loop(connection.sync_connection.connection.driver_connection)
         except InvalidRequestError as error:
-            raise InvalidConnection(f"can not be used: {error}") from error
+            raise InvalidConnection(f"cannot be used: {error}") from error
         with refusals():
             sent = await connection.execute(text(call.sql(_placeholder)), _parameters(call), execution_options=_OPTIONS)
             return list(sent)
@@ -67,7 +67,7 @@ class _Connection(Lent):
             connection = given if isinstance(given, Connection) else given.connection()
             _check(connection)
         except InvalidRequestError as error:
-            raise InvalidConnection(f"can not be used: {error}") from error
+            raise InvalidConnection(f"cannot be used: {error}") from error
         with refusals():
             sent = connection.execute(text(call.sql(_placeholder)), _parameters(call), execution_options=_OPTIONS)
             return list(sent)

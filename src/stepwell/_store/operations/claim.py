@@ -3,12 +3,12 @@
 | condition | statement |
 |---|---|
 | the queue is fair | `fair_queues/claim`: tenants take turns |
-| rows needed slots of limits lately, no backoff | `limits/claim_fast`: claims rows that find a slot, holds the others |
-| rows needed a worker only; the caller can start all of them | `instances/claim_started_fast`: marks them started |
-| rows needed a worker only | `instances/claim_fast` |
-| anything else, or a fast statement claimed nothing | `instances/claim`: tells what each row of the window needs |
+| the last rows needed slots of limits, no backoff | `limits/claim_fast`: claims rows with a slot, holds the others |
+| the last rows needed only a worker; the caller can start all | `instances/claim_started_fast`: marks them started |
+| the last rows needed only a worker | `instances/claim_fast` |
+| anything else, or a fast statement claimed nothing | `instances/claim`: returns what each row of the window needs |
 
-A fast statement claims nothing if one row of its window needs more: less urgent rows would overtake that row.
+A fast statement claims nothing if a row of its window needs more: less urgent rows would overtake that row.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from stepwell._store.registrations.workers import StartedClaims
 from stepwell._store.signals import read_inbox
 from stepwell.errors import InvalidPayload
 
-MOST_STARTED = 32  # rows that a claim marks started: no step waits for the commit of more than these
+MOST_STARTED = 32  # rows that one claim marks started: each step waits until all of them are committed
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server counts from here
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # the server's timestamps count from here
 _URGENCY = itemgetter("priority", "due_at", "id")  # the order of the index, most urgent first
 _UNIT = msgspec.json.Decoder(StoredAwaitUnit)
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to claim. `turns`: of a fair queue, the share after which each priority continues, else `first_share`."""
+    """What to claim. `turns`: for a fair queue, the share after which each priority continues; else `first_share`."""
 
     worker_id: int
     queue: str
     limit: int
-    labels: Sequence[str]  # name@version: what the worker runs
+    labels: Sequence[str]  # name@version: the versions that the worker runs
     passed_over: Sequence[str] = ()  # labels that other workers run
-    may_start: bool = False  # every claimed row has a free slot, and no other claim of the worker is about to start
+    may_start: bool = False  # each claimed row has a free slot, and no other claim of the worker is starting
     turns: Mapping[int, int] | None = None
     first_share: int = 0
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
-    """A row of the claim's window that was not claimed."""
+    """A row in the window of a claim statement that was not claimed."""
 
     id: int
     label: str  # name@version
@@ -64,27 +64,27 @@ class KeyHolder(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claim found: claims, rows with a busy concurrency key, rows of unknown versions, rows that need limits."""
+    """The window of a claim: claims, and rows with busy concurrency keys, unknown versions, or limit requirements."""
 
     claims: list[Claim]
     busy: list[KeyHolder]
     foreign: list[KeyHolder]
-    missed: bool  # some rows were locked or changed by others: try again
+    missed: bool  # other transactions locked or changed some rows: claim again
     limited: list[KeyHolder]
-    begun: StartedClaims | None = None  # set if the claims are marked started: what their steps begin with
-    held: Sequence[Held] = ()  # found no slot of their limit, and are on hold
-    turned: Mapping[int, int] | None = None  # of a fair queue: the share after which each priority continues
-    limit: int = 0  # rows asked for
-    is_simple: bool = False  # every row of the window needed a worker only; of a fair queue not known
+    begun: StartedClaims | None = None  # set if the claims are marked started: the inputs of their steps
+    held: Sequence[Held] = ()  # rows put on hold, as their limit had no free slot
+    turned: Mapping[int, int] | None = None  # for a fair queue: the share after which each priority continues
+    limit: int = 0  # rows requested
+    is_simple: bool = False  # every row of the window needed only a worker; unknown for a fair queue
 
     @property
     def window(self) -> int:
-        """How many rows were looked at."""
+        """The number of rows in the window."""
         return len(self.claims) + len(self.busy) + len(self.foreign) + len(self.limited) + len(self.held)
 
     @property
     def last_priority(self) -> int | None:
-        """The priority of the least urgent row of the window; None if it was empty."""
+        """The priority of the least urgent row of the window; None if the window was empty."""
         parts: tuple[Sequence[Claim | KeyHolder | Held], ...] = (
             self.claims, self.busy, self.foreign, self.limited, self.held,
         )  # fmt: skip
@@ -92,7 +92,7 @@ class Claimed:
 
     @property
     def is_by_limits(self) -> bool:
-        """Whether limits admitted these claims, or hold these rows. (Of claims, all need limits, or none.)"""
+        """Whether limits admitted these claims, or hold these rows. (Either all claims need limits, or none.)"""
         return bool(self.held or (self.claims and self.claims[0].needs is not None))
 
     @property
@@ -102,7 +102,7 @@ class Claimed:
 
 
 class _Needs(Enum):
-    """What the rows of the last window of a queue needed."""
+    """The requirements of the rows in a queue's last window."""
 
     WORKER = "worker"
     LIMITS = "limits"
@@ -110,14 +110,14 @@ class _Needs(Enum):
 
 
 class ClaimPaths:
-    """What earlier claims of a worker found, by queue. Only `claim` reads and writes it."""
+    """The results of a worker's earlier claims, by queue. Only `claim` reads and writes them."""
 
     def __init__(self) -> None:
         self.needs: dict[str, _Needs] = {}
         self.limits_backoff = FastPathBackoff[str]()
 
     def note(self, queue: str, claimed: Claimed) -> None:
-        """Remember what the rows of a window needed; an empty window says nothing."""
+        """Remember the requirements of the rows in a window, unless it was empty."""
         if claimed.window:
             simple = _Needs.WORKER if claimed.is_simple else _Needs.MORE
             self.needs[queue] = _Needs.LIMITS if claimed.needs_limits else simple
@@ -135,7 +135,7 @@ async def claim(db: Queryable, request: ClaimRequest, paths: ClaimPaths) -> Clai
             request = msgspec.structs.replace(request, limit=MOST_STARTED)
         try:
             claimed = await (claim_started_fast if request.may_start else claim_fast)(db, request)
-        except Refusal:  # a row's text cannot be said in one reply: the full path reads part by part
+        except Refusal:  # the rows' texts are too large for one reply: the full path reads them separately
             if not request.may_start:
                 raise
         else:
@@ -149,7 +149,7 @@ async def claim(db: Queryable, request: ClaimRequest, paths: ClaimPaths) -> Clai
 
 
 async def _claim_by_limits(db: Queryable, request: ClaimRequest, backoff: FastPathBackoff[str]) -> Claimed | None:
-    """Claim rows that need slots of limits only; None if the full path has to look at the window."""
+    """Claim rows that need only slots of limits; None if the full path must read the window."""
     if backoff.has(request.queue):
         return None
     claimed = await claim_slots(db, request)
@@ -161,18 +161,18 @@ async def _claim_by_limits(db: Queryable, request: ClaimRequest, backoff: FastPa
 
 
 async def claim_full(db: Queryable, request: ClaimRequest) -> Claimed:
-    """Claim rows of any kind, and tell what the others of the window wait for."""
+    """Claim rows of any kind; also returns what the other rows of the window wait for."""
     r = request
     rows = await db.fetch("instances/claim", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
-    claims, losers = _read_full(rows, request)
-    is_missed = bool(losers.pop("missed"))
-    is_simple = not any(losers.values()) and all(claim.concurrency_key is None for claim in claims)
-    return Claimed(claims, losers["busy"], losers["foreign"], is_missed, losers["limited"], limit=r.limit,
+    claims, others = _read_full(rows, request)
+    is_missed = bool(others.pop("missed"))
+    is_simple = not any(others.values()) and all(claim.concurrency_key is None for claim in claims)
+    return Claimed(claims, others["busy"], others["foreign"], is_missed, others["limited"], limit=r.limit,
                    is_simple=is_simple)
 
 
 async def claim_fair(db: Queryable, request: ClaimRequest) -> Claimed:
-    """Claim share by share; the claims are in the order in which they run."""
+    """Claim share by share; returns the claims in the order in which they run."""
     r = request
     turns = r.turns or {}
     rows = await db.fetch(
@@ -180,8 +180,8 @@ async def claim_fair(db: Queryable, request: ClaimRequest) -> Claimed:
         r.first_share,
     )  # fmt: skip
     turned = {row["priority"]: row["id"] for row in rows if row["verdict"] == "turn"}
-    claims, losers = _read_full([row for row in rows if row["verdict"] != "turn"], request)
-    return Claimed(claims, losers["busy"], losers["foreign"], bool(losers["missed"]), losers["limited"],
+    claims, others = _read_full([row for row in rows if row["verdict"] != "turn"], request)
+    return Claimed(claims, others["busy"], others["foreign"], bool(others["missed"]), others["limited"],
                    turned=turned, limit=r.limit)
 
 
@@ -189,7 +189,7 @@ def _read_full(rows: Sequence[Row], request: ClaimRequest) -> tuple[list[Claim],
     """The rows of claim_full and claim_fair: claims, and the others by verdict."""
     worker_id, queue = request.worker_id, request.queue
     claims: list[Claim] = []
-    losers: dict[str, list[KeyHolder]] = {"busy": [], "foreign": [], "limited": [], "missed": []}
+    others: dict[str, list[KeyHolder]] = {"busy": [], "foreign": [], "limited": [], "missed": []}
     claimed_at: Any = next((row["claimed_at"] for row in rows if row["claimed_at"] is not None), None)
     for (
         verdict, id_, machine, version, key, fence, step, attempt, crashes, tenant, business_key, _,
@@ -202,12 +202,12 @@ def _read_full(rows: Sequence[Row], request: ClaimRequest) -> tuple[list[Claim],
                       unit_id)
             )  # fmt: skip
         else:
-            losers[verdict].append(KeyHolder(id_, f"{machine}@{version}", key, priority))
-    return claims, losers
+            others[verdict].append(KeyHolder(id_, f"{machine}@{version}", key, priority))
+    return claims, others
 
 
 async def claim_fast(db: Queryable, request: ClaimRequest) -> Claimed:
-    """Claim rows that need a worker only, if all of the window do; nothing if not."""
+    """Claim rows that need only a worker; none if a row of the window needs more."""
     r = request
     rows = await db.fetch("instances/claim_fast", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
     rows.sort(key=_URGENCY)
@@ -217,8 +217,8 @@ async def claim_fast(db: Queryable, request: ClaimRequest) -> Claimed:
 
 
 async def claim_started_fast(db: Queryable, request: ClaimRequest) -> Claimed:
-    """Claim as claim_fast does, and mark the claims started. Without `begun`, they are still to be marked started, or
-    what they begin with is still to be read."""
+    """Claim as claim_fast does, and mark the claims started. Without `begun` in the result, the caller must mark them
+    started, or load their inputs."""
     r = request
     rows = await db.fetch("instances/claim_started_fast", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
     claims = _read_simple(rows, request)
@@ -243,7 +243,7 @@ def _read_simple(rows: Sequence[Row], request: ClaimRequest) -> list[Claim]:
 
 
 def _begun(rows: Sequence[Row], claims: Sequence[Claim]) -> StartedClaims | None:
-    """What the claims begin with; None if the lease has ended, or a part is missing or cannot be read."""
+    """The inputs of the claims; None if the lease has ended, or an input is missing or cannot be decoded."""
     if not rows or not rows[0]["is_held"]:
         return None
     begun = StartedClaims({row["id"]: row["state"] for row in rows},
@@ -263,8 +263,8 @@ def _begun(rows: Sequence[Row], claims: Sequence[Claim]) -> StartedClaims | None
 
 
 async def claim_slots(db: Queryable, request: ClaimRequest) -> Claimed | None:
-    """Claim rows that find a slot of their limit, and put the others on hold; None if a row of the window needs
-    anything else. Marking the claims started makes them durable."""
+    """Claim rows with a free slot of their limit, and put the others on hold; None if a row of the window needs
+    anything else. The claims are durable once they are marked started."""
     r = request
     rows = await db.fetch("limits/claim_fast", r.worker_id, r.queue, r.limit, r.labels, r.passed_over)
     if rows and rows[0]["verdict"] == "mixed":

@@ -1,17 +1,17 @@
-"""Commit outcomes of steps, and what follows from them. `commit` chooses the statement:
+"""Commit outcomes of steps, and their consequences. `commit` chooses the statement:
 
 | condition | statement |
 |---|---|
-| a lock timeout; a second after a lock; once after the fast statement left out an outcome | full path for all |
+| a lock timeout; a row was locked within the last second; the fast statement left out an outcome | full path |
 | all outcomes are simple (`is_simple`) | `instances/commit_fast` |
-| they end children as well | the same; it counts the ends at their parents |
-| the same, a parent is in the batch, or continuations ended lately | the same, then `children/join`, in a transaction |
-| more than 16 are simple, others are not | `instances/commit_fast` for these; the others are `rest` |
-| anything else | full path for all |
+| some of them end children | the same; it counts the ends at the parents |
+| the same, and a parent is in the batch, or continuations ended lately | in a transaction, then `children/join` |
+| more than 16 are simple, others are not | `instances/commit_fast` for the simple ones; the others are `rest` |
+| anything else | full path |
 
-Full path: `instances/commit` alone if nothing follows from the outcomes (`Commit.is_plain`); else a transaction, which
-locks parents, commits, consumes signals, inserts children, opens await units, counts ends, and releases keys and slots.
-If a row of the fast statement is locked, or the outcomes cannot be sent as text, the full path follows at once.
+The full path takes all outcomes: `instances/commit` alone if they have no consequences (`Commit.is_plain`); else a
+transaction, which locks parents, commits, consumes signals, inserts children, opens await units, counts ends, and
+releases keys and slots. It follows at once if the fast statement meets a locked row or cannot send a text.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from stepwell._store.operations.commit_result import CommitResult, Committed, Fa
 from stepwell._store.operations.encoding import encode_commits, encode_simple, numbers
 from stepwell._store.operations.start import start_children, start_in_pages
 
-FEW = 16  # simple outcomes, which need no statement of their own beside others
-AFTER_LOCK = 1.0  # seconds of the full path after a row was locked: it may not be the only one
-AFTER_CONTINUATIONS = 1.0  # seconds in which ends are counted apart: those of continuations count at await units
+FEW = 16  # up to this number of simple outcomes use the full path, together with others
+AFTER_LOCK = 1.0  # seconds of the full path after a locked row: other rows may be locked too
+AFTER_CONTINUATIONS = 1.0  # seconds of counting ends separately: those of continuations count at await units
 MOST_REMEMBERED = 10_000  # outcomes that the fast statement left out
 
 
 def is_simple(commit: Commit) -> bool:
-    """Whether the fast statement commits it: it only ends as done, or only changes the step. (Other statements do what
-    an end requires: count a child at its parent, release the slot of a limit to waiters.)"""
+    """Whether the fast statement can commit it: it only ends as done, or only changes the step. (Other statements count
+    an ended child at its parent, and admit a row to its limit slot.)"""
     claim, status, values = commit.claim, commit.status, commit.values
     return (
         (status is Status.RUNNABLE or status is Status.DONE)
@@ -52,7 +52,7 @@ def is_simple(commit: Commit) -> bool:
 
 
 def shape_of(commit: Commit) -> tuple[object, ...]:
-    """What decides which statements commit it: the success of one shape says nothing about another."""
+    """The properties that decide which statements commit it: success with one shape proves nothing for another."""
     c, claim, park, values = commit, commit.claim, commit.park, commit.values
     return (
         c.status, is_simple(c), c.is_plain, c.stores, values.result is None, values.error is None,
@@ -63,36 +63,36 @@ def shape_of(commit: Commit) -> tuple[object, ...]:
 
 
 class NotWritten(Exception):
-    """Children were inserted before an outcome, and its claim no longer holds, or its row is locked."""
+    """Children were inserted, but the outcome was not: its claim no longer holds, or its row is locked."""
 
 
 class _Undone(Exception):
-    """What was written to try it is undone."""
+    """Rolls back a trial."""
 
 
 class CommitPaths:
-    """What earlier commits of a committer found. Only `commit` reads and writes it."""
+    """The results of a committer's earlier commits. Only `commit` reads and writes them."""
 
     __slots__ = ("counts_apart_until", "full_until", "left_out")
 
     def __init__(self, *, full_until: float = 0.0) -> None:
         self.full_until = full_until
-        self.counts_apart_until = 0.0  # ends of children, in a transaction of several statements
+        self.counts_apart_until = 0.0  # until then, `children/join` counts ends of children
         self.left_out: set[int] = set()  # instances of outcomes that the fast statement did not commit
 
     def leave_out(self, commits: Iterable[Commit]) -> None:
-        """Let the full path have these next."""
+        """Use the full path for these outcomes next time."""
         if len(self.left_out) > MOST_REMEMBERED:
             self.left_out.clear()
         self.left_out.update([commit.claim.id for commit in commits])
 
     def forget(self, commits: Iterable[Commit]) -> None:
-        """The full path had these."""
+        """Forget outcomes that the full path has handled."""
         if self.left_out:
             self.left_out.difference_update([commit.claim.id for commit in commits])
 
     def split(self, commits: Sequence[Commit]) -> tuple[Sequence[Commit], Sequence[Commit]]:
-        """The outcomes for the fast statement, if there are any, and the rest."""
+        """The outcomes for the fast statement, and the rest."""
         if perf_counter() < self.full_until:
             return (), commits
         if self.left_out and any(commit.claim.id in self.left_out for commit in commits):
@@ -109,16 +109,16 @@ async def commit(
     db: Database, commits: Sequence[Commit], paths: CommitPaths, *, lock_timeout: timedelta | None = None,
     reserved: Reservation | None = None, is_long: bool = False,
 ) -> CommitResult:  # fmt: skip
-    """Commit outcomes of different instances together; `rest` is left for another call.
+    """Commit outcomes of different instances together; `rest` remains for another call.
 
-    After `lock_timeout` a wait for a lock raises Contention, and nothing is committed. `reserved`: slots of the worker
+    If a lock takes longer than `lock_timeout`, raises Contention and commits nothing. `reserved`: slots of the worker
     for children that are inserted already claimed. With `is_long`, and a lock timeout, it may take a minute.
     """
     began, era = perf_counter(), db.era
     simple, rest = paths.split(commits) if lock_timeout is None else ((), commits)
     result = await _commit_fast(db, simple, paths) if simple else None
     if result is None:
-        db.check_era(era)  # after a failover the claims do not hold: no second statement
+        db.check_era(era)  # after a failover the claims no longer hold: send no second statement
         try:
             result = await _commit_full(db, commits, lock_timeout, reserved, is_long=is_long)
         except (Refusal, Misfit):
@@ -135,7 +135,7 @@ async def commit(
 
 
 async def _commit_fast(db: Database, commits: Sequence[Commit], paths: CommitPaths) -> CommitResult | None:
-    """Commit simple outcomes; None if nothing is committed, and the full path has to do it."""
+    """Commit simple outcomes; None if nothing was committed, and the full path must do it."""
     parents = {id_ for commit in commits if commit.claim.parent_id is not None and (id_ := commit.joins) is not None}
     try:
         if parents and not (
@@ -158,7 +158,7 @@ async def _commit_fast(db: Database, commits: Sequence[Commit], paths: CommitPat
     committed = applied.rows()
     among = {row.id for row in committed}
     result = CommitResult(committed, inboxes, _slots([c for c in commits if c.claim.id in among]), freed)
-    if parents and len(among) < len(commits):  # a locked parent: the full path judges these
+    if parents and len(among) < len(commits):  # a parent is locked: the full path handles these
         result.rest = [commit for commit in commits if commit.claim.id not in among]
         paths.leave_out(result.rest)
     return result
@@ -167,8 +167,8 @@ async def _commit_fast(db: Database, commits: Sequence[Commit], paths: CommitPat
 async def _send_fast(
     db: Queryable, commits: Sequence[Commit], parents: Collection[int] = ()
 ) -> FastCommitResult | None:
-    """Commit simple outcomes, and count ends of children at the given parents; without these the caller counts. None
-    if they are of several workers, or the separator is in their texts."""
+    """Commit simple outcomes, and count ends of children at the given parents; without parents, the caller counts. None
+    if the outcomes are of several workers, or a text contains the separator."""
     worker_id = commits[0].claim.worker_id
     if not all(commit.claim.worker_id == worker_id for commit in commits):
         return None
@@ -180,7 +180,7 @@ async def _send_fast(
 
 
 async def commit_rows(db: Queryable, commits: Sequence[Commit]) -> list[Committed]:
-    """Commit outcomes of any kind, if their claims hold, by one statement, without what follows from them."""
+    """Commit outcomes of any kind with one statement, if their claims hold, without their consequences."""
     rows = await db.fetch("instances/commit", encode_commits(commits))
     return [
         Committed(id_, STATUSES[status], queue, None if hold is None else Hold(hold), *rest)
@@ -189,7 +189,7 @@ async def commit_rows(db: Queryable, commits: Sequence[Commit]) -> list[Committe
 
 
 def _slots(applied: Sequence[Commit]) -> list[str]:
-    """The limits of the slots that these release."""
+    """The limits of the slots that these commits release."""
     needs = [commit.claim.needs for commit in applied if commit.claim.needs is not None]
     return [need.concurrency_limit for need in needs if need.concurrency_limit is not None]
 
@@ -199,8 +199,8 @@ def _left_inboxes(committed: list[Committed]) -> list[int]:
 
 
 async def takes(db: Database, commit: Commit, *, lock_timeout: timedelta) -> bool:
-    """Whether the server accepts this outcome now: it is written and undone. False also if the claim no longer holds,
-    or its row is locked."""
+    """Whether the server accepts this outcome now: write it, and roll back. Also False if the claim no longer holds, or
+    its row is locked."""
     try:
         await _commit_full(db, [commit], lock_timeout, is_trial=True)
     except _Undone:
@@ -230,10 +230,10 @@ async def _commit_full(
 async def write(
     session: Session, commits: Sequence[Commit], *, fast: bool = False, reserved: Reservation | None = None
 ) -> CommitResult:
-    """Write outcomes, and all that follows from them, in the transaction of the session.
+    """Write outcomes and their consequences in the transaction of the session.
 
-    With `fast`, slots of limits are left to the caller: no limit is locked while the commit waits for the disk.
-    Raises NotWritten if the children of a single outcome were inserted, and its claim no longer holds.
+    With `fast`, the caller releases slots of limits: no limit is locked while the commit waits for the disk.
+    Raises NotWritten if the children of a single outcome were inserted but its claim no longer holds.
     """
     held = [c.claim.concurrency_key for c in commits if c.claim.concurrency_key is not None]
     ready = await _with_free_parents(session, commits)
@@ -262,13 +262,13 @@ async def write(
     left = Dropped(held, _slots(applied)) + dropped
     if fast:
         result.slots, left = list(left.limits), Dropped(left.keys)
-    # Keys and limits are locked last: a wait above, for a child's key, would delay all that need them.
+    # Lock keys and limits last: the waits above, for a child's key, would delay all transactions that need them.
     result.freed_queues += await await_units.free(session, left)
     return result
 
 
 async def _committed(session: Session, commits: list[Commit], *, fast: bool) -> list[Committed]:
-    """Commit by the fast statement with `fast`, and by the full one what it leaves out."""
+    """With `fast`, commit with the fast statement first; the full one commits the outcomes that it leaves out."""
     applied = await _send_fast(session, commits) if fast else None
     if applied is None:
         return await commit_rows(session, commits)
@@ -280,7 +280,7 @@ async def _committed(session: Session, commits: list[Commit], *, fast: bool) -> 
 
 
 async def _with_free_parents(session: Session, commits: Sequence[Commit]) -> list[Commit]:
-    """Leave out ends of children with a locked parent; the committer sends them again."""
+    """The outcomes without ends of children with a locked parent; the committer retries those."""
     parents = {commit.joins for commit in commits if commit.joins is not None}
     if not parents:
         return list(commits)
@@ -308,8 +308,8 @@ async def _use_signals(
 
 
 async def _ask(session: Session, applied: list[Commit], rows: dict[int, Committed], result: CommitResult) -> Dropped:
-    """Open await units, close abandoned ones, and resume instances that have all replies already; returns the keys and
-    slots of cancelled items."""
+    """Open await units, close abandoned ones, and resume instances with complete units; returns the keys and slots of
+    cancelled items."""
     dropped = await await_units.close(session, [row.id for row in rows.values() if row.abandons])
     opened: list[tuple[Commit, int]] = []
     filled: list[Resolved] = []
@@ -333,19 +333,19 @@ async def _ask(session: Session, applied: list[Commit], rows: dict[int, Committe
 
 
 async def _spawn_many(session: Session, commit: Commit, result: CommitResult) -> None:
-    """Insert very many children of one parent before its outcome is written: its row is locked for one statement only,
-    and a cancel or a signal does not wait for all of them."""
+    """Insert a large number of children before the outcome of their parent: a cancel or a signal then waits for the
+    parent's row during one statement only, not during all inserts."""
     children_ = commit.park.children or ()
     started = await start_in_pages(session, children_, commit.claim.id, commit.claim.round + 1)
     result.spawned = [(commit, index, child) for index, child in enumerate(children_)], started
-    await operators.lock(session, [commit.claim.id])  # waits for a lock that is held for a moment only
+    await operators.lock(session, [commit.claim.id])  # waits for a lock that is held only briefly
 
 
 async def _spawn(
     session: Session, applied: list[Commit], rows: dict[int, Committed], result: CommitResult,
     reserved: Reservation | None
 ) -> None:
-    """Insert children under their parents' locks, and wait only for those that were inserted."""
+    """Insert children under their parents' locks, and let the parents wait only for the inserted ones."""
     if not applied:
         return
     if result.spawned is None:

@@ -1,4 +1,4 @@
-"""What a commit returns: a row per outcome, or only how many, and what may run because of it."""
+"""The result of a commit: a row per outcome, or only their number, and what became claimable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spawned = tuple[Commit, int, NewInstance]
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """A row after its commit, and what to notify."""
+    """A row after its commit, with what to notify."""
 
     id: int
     status: Status
@@ -27,47 +27,47 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     watched: bool
     has_inbox: bool
     round: int
-    joins: int | None  # the parent at which this end is to be counted
+    joins: int | None  # the parent that counts this end
     parent_round: int | None
-    unit_id: int | None = None  # the await unit it points to
-    abandons: bool = False  # it stops filling the await unit it was filling
-    continues: int | None = None  # the await unit at which the end of this continuation is to be counted
+    unit_id: int | None = None  # its await unit
+    abandons: bool = False  # it abandons the await unit that it was filling
+    continues: int | None = None  # the await unit that counts the end of this continuation
 
 
 @dataclass(slots=True)
 class CommitResult:
-    """What was committed, and what may run because of it."""
+    """The committed outcomes, and what became claimable."""
 
     committed: list[Committed]
-    leftovers: list[int] = field(default_factory=list)  # instances that are done, with an inbox still to be dropped
+    leftovers: list[int] = field(default_factory=list)  # done instances with an inbox to be deleted
     slots: list[str] = field(default_factory=list)  # limits of released slots, for `limits.admit_waiting`
     freed_queues: list[str] = field(default_factory=list)
     has_later_children: bool = False
-    spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and those of them that were inserted
-    inserted_claimed: Sequence[Claim] = field(default_factory=list)  # children that the worker has claimed already
-    transports: list[str] = field(default_factory=list)  # with something to send
-    is_as_sent: bool = False  # all but `rest` are committed as sent, and nothing waits for them: `committed` is empty
-    rest: Sequence[Commit] = ()  # not committed yet: call `commit` with these
+    spawned: tuple[list[Spawned], list[Started]] | None = None  # all children, and the inserted ones
+    inserted_claimed: Sequence[Claim] = field(default_factory=list)  # children that the worker has already claimed
+    transports: list[str] = field(default_factory=list)  # with interactions to send
+    is_as_sent: bool = False  # all but `rest` were applied as sent, and no client waits: `committed` is empty
+    rest: Sequence[Commit] = ()  # not committed: call `commit` again with these
     has_items: bool = False  # some are ends of continuations
-    took: float = 0.0  # seconds from its sending to its reply: delays began in this time
+    took: float = 0.0  # seconds from request to reply; delays began within this time
 
 
 class FastCommitResult(msgspec.Struct, frozen=True):
-    """What the fast statement returns: how many rows it committed, and what it found at which of them."""
+    """The reply of the fast statement: how many rows it committed, and the properties of some of them."""
 
     commits: Sequence[Commit]
     number: int
-    ids: list[int] | None  # of the rows that are committed, if not all are
-    sent_back: list[int] | None  # were to run ahead, and are runnable instead
+    ids: list[int] | None  # of the committed rows, unless all were committed
+    sent_back: list[int] | None  # should run ahead, but became runnable instead
     watched: list[int] | None
     with_inbox: list[int] | None
-    joining: list[int] | None  # ends that are to be counted
+    joining: list[int] | None  # ended rows that a parent or an await unit counts
     rounds: list[int | None] | None
     units: list[int | None] | None
-    freed_queues: list[str] | None  # of parents that may run
+    freed_queues: list[str] | None  # of parents that became claimable
 
     def left_inboxes(self) -> list[int]:
-        """Instances that are done, with an inbox still to be dropped."""
+        """Done instances with an inbox to be deleted."""
         among = frozenset(self.with_inbox or ())
         return [c.claim.id for c in self.commits if c.status is Status.DONE and c.claim.id in among]
 
@@ -96,6 +96,6 @@ class FastCommitResult(msgspec.Struct, frozen=True):
 
 
 def _ended(row: Committed, parent_id: int | None, round_: int | None, unit_id: int | None) -> Committed:
-    """The end of a child, or of a continuation."""
+    """A row that ended a child or a continuation."""
     joins = parent_id if unit_id is None else None
     return msgspec.structs.replace(row, joins=joins, parent_round=round_, continues=unit_id)

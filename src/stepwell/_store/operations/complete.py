@@ -1,14 +1,15 @@
-"""Judge completions of interactions, and let their instances continue. `complete` chooses the statement:
+"""Judge completions of interactions, and resume their instances. `complete` chooses the statement:
 
 | condition | statement |
 |---|---|
-| `waits`: the caller's completions wait for locked instances | locks the instances, then `interactions/complete` |
+| `waits`: wait for locked instances | locks the instances, then `interactions/complete` |
 | some are simple (`Given.is_simple`), their await unit has no backoff | `interactions/complete_fast`; others: `rest` |
 | one completion | `interactions/complete_and_settle` |
-| at least four per instance | waits 50 ms for the instances, then `interactions/complete` |
-| anything else, or still locked | locks the instances that are free, then `interactions/complete` |
+| at least four per instance | waits up to 50 ms for the instances, then `interactions/complete` |
+| anything else, or still locked | locks the unlocked instances, then `interactions/complete` |
 
-The fast statement says nothing of what it does not take: that is `rest` too, and the next call judges it fully.
+The fast statement returns no verdict for completions that it does not take: they are in `rest` too, and the next call
+judges them fully.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from stepwell._store.connection.pool import Database, Queryable, Session
 from stepwell._store.interactions import Found
 from stepwell._store.operations.fast_path_backoff import FastPathBackoff
 
-MANY = 4  # completions per instance that come together
-SOON_MS = 50  # how long these wait for its lock
+MANY = 4  # completions per instance in one call, for which waiting pays
+SOON_MS = 50  # milliseconds that these wait for the lock of the instance
 MOST_REMEMBERED = 10_000  # interactions that the fast statement left out
 _ENCODER = msgspec.json.Encoder()
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion of an interaction that was found: its reply is JSON text; `problem` is why its type refuses it."""
+    """A completion of a known interaction: its reply as JSON text; `problem` is why its type refuses the reply."""
 
     found: Found
     reply: str
     actor: str | None
     token: tuple[str, str, str, int, str, int | None] | None
-    facts: str | None  # what was sent, if the reply was made of it
+    facts: str | None  # the data that was sent, if a projector made the reply from it
     is_checked: bool
     problem: str | None
     token_key: str | None = None  # the id of the key that has signed the token
 
     @property
     def is_simple(self) -> bool:
-        """Whether only the status of its interaction is left to judge."""
+        """Whether only the status of its interaction remains to be judged."""
         return self.is_checked and self.problem is None and self.facts is None and self.token is None
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a completion: 'admitted', 'duplicate', or why it was refused."""
+    """The verdict on a completion: 'admitted', 'duplicate', or the reason of its refusal."""
 
     verdict: str
     problem: str | None
@@ -63,15 +64,15 @@ _ADMITTED = Verdict("admitted", None, "completed")
 
 
 class CompleteResult(msgspec.Struct, frozen=True):
-    """Verdicts by position in the call, None if the instance is locked; and what may run because of them."""
+    """Verdicts by position in the call, None if the instance is locked; and what they made claimable."""
 
     verdicts: dict[int, Verdict | None]
     settled: Settled
-    rest: Sequence[int] = ()  # positions that are not judged yet: call `complete` with these
+    rest: Sequence[int] = ()  # positions without a verdict: call `complete` again with these
 
 
 class CompletePaths:
-    """What earlier completions of a process found. Only `complete` reads and writes it."""
+    """The results of a process's earlier completions. Only `complete` reads and writes them."""
 
     __slots__ = ("backoff", "left_out")
 
@@ -80,12 +81,12 @@ class CompletePaths:
         self.left_out: set[str] = set()  # interactions that the fast statement did not take
 
     def has_fast(self, given: Given) -> bool:
-        """Whether the fast statement may take this one."""
+        """Whether the fast statement may take this completion."""
         found = given.found
         return given.is_simple and found.id not in self.left_out and not self.backoff.has(found.unit_id)
 
     def leave_out(self, given: Sequence[Given]) -> None:
-        """Let the full path judge these next, and for a moment what else completes their units."""
+        """Let the full path judge these next, and pause the fast path of their units."""
         if len(self.left_out) > MOST_REMEMBERED:
             self.left_out.clear()
         self.left_out.update([one.found.id for one in given])
@@ -95,7 +96,7 @@ class CompletePaths:
 async def complete(
     db: Database, given: Sequence[Given], paths: CompletePaths, *, waits: bool = False
 ) -> CompleteResult:
-    """Judge completions, no interaction twice, and let continue what may; `rest` is left for another call."""
+    """Judge completions, at most one per interaction, and resume instances; `rest` remains for another call."""
     fast = [] if waits else [place for place, one in enumerate(given) if paths.has_fast(one)]
     if fast:
         return await _complete_fast(db, given, fast, paths)
@@ -113,7 +114,7 @@ async def complete(
 async def _complete_fast(
     db: Queryable, given: Sequence[Given], places: Sequence[int], paths: CompletePaths
 ) -> CompleteResult:
-    """Take the simple completions at these places; of those that are not taken nothing is known."""
+    """Take the simple completions at these positions; those that are not taken get no verdict."""
     simple = [given[place] for place in places]
     numbers, settled = await take_fast(db, simple)
     if len(numbers) < len(simple):
@@ -126,7 +127,7 @@ async def _complete_fast(
 
 
 async def take_fast(db: Queryable, given: Sequence[Given]) -> tuple[set[int], Settled]:
-    """Admit simple completions of simple interactions, no interaction twice; returns the positions of those taken."""
+    """Admit simple completions of simple interactions, at most one per interaction; returns the admitted positions."""
     [(places, queues)] = await db.fetch(
         "interactions/complete_fast", [g.found.id for g in given], [g.reply for g in given], [g.actor for g in given]
     )
@@ -138,18 +139,18 @@ async def _complete_one(db: Database, given: Given) -> CompleteResult:
     if not rows:
         return CompleteResult({0: None}, Settled())
     [(verdict, problem, status, queues, transports, next_deadline)] = rows
-    going_on = [queue for queue in queues if queue is not None]
+    woken = [queue for queue in queues if queue is not None]
     return CompleteResult(
-        {0: Verdict(verdict, problem, status)}, Settled(going_on, transports or (), next_deadline)
+        {0: Verdict(verdict, problem, status)}, Settled(woken, transports or (), next_deadline)
     )
 
 
 async def _complete_full(db: Database, given: Sequence[Given]) -> CompleteResult:
-    """Judge completions of instances that are not locked, or not for long."""
+    """Judge completions of instances that are unlocked, or locked for a short time only."""
     ids = sorted({g.found.instance_id for g in given})
     if len(given) >= MANY * len(ids):
         with suppress(Contention):
-            # Ends of its items mostly hold each instance, for a moment: to wait is cheaper than to come again.
+            # Mostly, ends of items lock the instance for a moment: waiting is cheaper than a retry.
             return await _complete_waiting(db, given, at_most_ms=SOON_MS)
     async with db.transaction() as session:
         locked = await children.lock_parents(session, ids)
@@ -162,15 +163,15 @@ async def _complete_full(db: Database, given: Sequence[Given]) -> CompleteResult
 async def _complete_waiting(
     db: Database, given: Sequence[Given], *, at_most_ms: int | None = None
 ) -> CompleteResult:
-    """Judge completions, waiting for the locks of their instances; Contention beyond that time."""
+    """Judge completions after waiting for the locks of their instances; Contention after `at_most_ms`."""
     ids = sorted({g.found.instance_id for g in given})
-    answers = _encoded(enumerate(given))  # before the locks are taken
+    completions = _encoded(enumerate(given))  # before the locks are taken
     async with db.transaction() as session:
         if at_most_ms is None:
             await operators.lock(session, ids)
         else:
             await session.fetch("interactions/lock", ids, f"{at_most_ms}ms")
-        return await _judge(session, len(given), answers)
+        return await _judge(session, len(given), completions)
 
 
 def _encoded(ready: Iterable[tuple[int, Given]]) -> str:
@@ -178,7 +179,7 @@ def _encoded(ready: Iterable[tuple[int, Given]]) -> str:
 
 
 def _judged(place: int, given: Given) -> dict[str, Any]:
-    """A completion as the statements that judge it read it."""
+    """A completion, as the judging statements read it."""
     return {
         "position": place, "id": given.found.id, "reply": msgspec.Raw(given.reply.encode()),
         "facts": None if given.facts is None else msgspec.Raw(given.facts.encode()), "actor": given.actor,
@@ -186,22 +187,22 @@ def _judged(place: int, given: Given) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _judge(session: Session, number: int, answers: str) -> CompleteResult:
-    """Judge completions of instances that this transaction has locked; `number` is that of all in the call."""
+async def _judge(session: Session, number: int, completions: str) -> CompleteResult:
+    """Judge completions of instances that this transaction has locked, out of `number` in the call."""
     verdicts: dict[int, Verdict | None] = dict.fromkeys(range(number))
-    numbers, returned, going = Counter[int](), Counter[int](), Counter[int]()
+    numbers, returned, continuing = Counter[int](), Counter[int](), Counter[int]()
     queues: set[str] = set()
     for place, verdict, problem, status, unit_id, was_out, continues_in in await session.fetch(
-        "interactions/complete", answers
+        "interactions/complete", completions
     ):
         verdicts[place] = Verdict(verdict, problem, status)
         if verdict == "admitted":
             numbers[unit_id] += 1
             returned[unit_id] += was_out
             if continues_in is not None:
-                going[unit_id] += 1
+                continuing[unit_id] += 1
                 queues.add(continues_in)
     settled = await await_units.settle(
-        session, [Resolved(u, n, returned[u], continues=going[u]) for u, n in sorted(numbers.items())]
+        session, [Resolved(u, n, returned[u], continues=continuing[u]) for u, n in sorted(numbers.items())]
     )
     return CompleteResult(verdicts, msgspec.structs.replace(settled, queues=[*settled.queues, *queues]))

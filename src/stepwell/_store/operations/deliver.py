@@ -2,8 +2,8 @@
 
 | condition | statement |
 |---|---|
-| each signal is addressed by id to another instance, without tenant and deduplication key | `signals/deliver_fast` |
-| anything else, or the separator is in a text | `signals/deliver` |
+| signals to distinct instances, addressed by id, without tenant and deduplication key | `signals/deliver_fast` |
+| anything else, or a text contains the separator | `signals/deliver` |
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepwell._store.operations.encoding import joined, numbers
 
 
 class NewSignal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A checked signal: to a key of a tenant, or to an id, of that tenant if one was named."""
+    """A validated signal: to a key of a tenant, or to an id, optionally within a tenant."""
 
     id: int | None
     tenant: str | None
@@ -28,11 +28,11 @@ class NewSignal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """What became of a signal: the target it reached, and the queue to notify if that may run."""
+    """The result of a signal: the target it reached, and the queue to notify if the target became claimable."""
 
     target: int | None
     queue: str | None
-    is_orphaned: bool  # the holder of its key ended while the statement waited: there may be a successor
+    is_orphaned: bool  # the holder of the key ended while the statement waited: there may be a new one
 
 
 _NO_TARGET = Delivery(None, None, is_orphaned=False)
@@ -61,8 +61,8 @@ async def deliver(db: Queryable, signals: Sequence[NewSignal]) -> list[Delivery]
 
 
 def _simple_texts(signals: Sequence[NewSignal]) -> tuple[str, str, str] | None:
-    """Ids, names and payloads in the order of ids, as deliver_fast.sql reads them; None unless each signal is to
-    another instance, addressed by its id alone, and has no deduplication key."""
+    """Ids, names and payloads in the order of ids, as deliver_fast.sql reads them; None unless the signals are to
+    distinct instances, addressed by id alone, without deduplication keys."""
     if len({s.id for s in signals if s.key is None and s.dedup_key is None and s.tenant is None}) < len(signals):
         return None
     in_order = sorted(signals, key=lambda s: s.id or 0)

@@ -1,4 +1,4 @@
-"""Batches as the statements read them: a JSON array without defaults, or texts joined by a separator."""
+"""Encodes batches for the statements: as a JSON array without defaults, or as texts joined by a separator."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def encode_commits(commits: Iterable[Commit]) -> str:
 
 
 def encode_simple(commits: Sequence[Commit]) -> tuple[str, ...] | None:
-    """Arguments of instances/commit_fast, in its order: ids, fences, statuses, steps, states, results. None if the
-    separator is in a text."""
+    """Arguments of instances/commit_fast, in its order: ids, fences, statuses, steps, states, results. None if a text
+    contains the separator."""
     claims = [commit.claim for commit in commits]
     steps = joined([commit.step for commit in commits])
     states = joined([commit.values.state or "" for commit in commits])
@@ -40,26 +40,26 @@ def encode_simple(commits: Sequence[Commit]) -> tuple[str, ...] | None:
 
 
 def text_length(commit: Commit) -> int:
-    """Characters of its wide values: state, result, error and request."""
+    """Characters of the large values: state, result, error and request."""
     asks, values = commit.park.asks, commit.values
     asked = 0 if asks is None or asks.interaction is None else len(asks.interaction.request)
     return len(values.state or "") + len(values.result or "") + len(values.error or "") + asked
 
 
 def joined(texts: Sequence[str]) -> str | None:
-    """Texts as one, which the statement splits; None if the separator is in one of them. JSON escapes it, but a
-    msgspec.Raw of an author may not: it would shift the texts of other rows."""
+    """The texts as one text, which the statement splits; None if a text contains the separator. JSON escapes it, but an
+    author's msgspec.Raw may contain it, and would shift the texts of other rows."""
     text = SEPARATOR.join(texts)
     return text if text.count(SEPARATOR) == len(texts) - 1 else None
 
 
 def numbers(given: Sequence[int]) -> str:
-    """Numbers as the text of a Postgres array. The driver takes ten times as long for an array."""
+    """Numbers as the text of a Postgres array; passing a list to the driver takes ten times as long."""
     return str([*given]).translate(_BRACES)
 
 
 class _Outcome(msgspec.Struct, omit_defaults=True):
-    """One commit as instances/commit reads it; defaults are left out."""
+    """One commit as instances/commit reads it, without defaults."""
 
     id: int
     worker_id: int

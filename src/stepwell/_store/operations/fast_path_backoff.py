@@ -1,4 +1,4 @@
-"""Pauses a fast path that has just failed, for single keys."""
+"""Pauses a fast path for single keys after it failed for them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from time import perf_counter
 from typing import Generic, NamedTuple, TypeVar
 
 FIRST_PAUSE = 0.05  # seconds of the first pause
-LONGEST_PAUSE = 1.0  # seconds of the longest pause, after failures in a row
+LONGEST_PAUSE = 1.0  # seconds of the longest pause, after consecutive failures
 MOST_REMEMBERED = 10_000
 
 T = TypeVar("T", bound=Hashable)
 
 
 class _Pause(NamedTuple):
-    """Until when, and how long in all."""
+    """The end of a pause, and its length."""
 
     until: float
     length: float
 
 
 class FastPathBackoff(Generic[T]):
-    """Keys with a paused fast path, with exponential backoff. Beyond a number of keys, all are forgotten."""
+    """Keys with a paused fast path, with exponential backoff. Beyond MOST_REMEMBERED keys, it forgets all."""
 
     def __init__(self) -> None:
         self._pauses: dict[T, _Pause] = {}
@@ -35,7 +35,7 @@ class FastPathBackoff(Generic[T]):
         return pause is not None and perf_counter() < pause.until
 
     def add(self, keys: Iterable[T]) -> None:
-        """Pause the fast path of these keys, twice as long as the last time if it failed then too."""
+        """Pause the fast path of these keys, each time twice as long as the last time."""
         if len(self._pauses) > MOST_REMEMBERED:
             self._pauses.clear()
         for key in keys:

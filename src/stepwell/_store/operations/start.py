@@ -3,10 +3,10 @@
 | condition | statement |
 |---|---|
 | a uniform batch: no keys, and the entries differ in their states only | `instances/start_fast` |
-| the same in a stream (`prepare`), 256 characters a state or more on average | the same, then COPY of the states |
-| children that are a uniform batch | `children/start_fast`; claims the first ones for reserved slots |
+| the same in a stream (`prepare`), states of 256 characters or more on average | the same, then COPY of the states |
+| children that are a uniform batch | `children/start_fast`; claims as many as there are reserved slots |
 | anything else | `instances/start` |
-| the same, with keys | then `instances/find_tombstoned`, and `instances/undo_start` for keys of pruned holders |
+| anything else, with keys | then `instances/find_tombstoned`, and `instances/undo_start` for keys of pruned holders |
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from stepwell._core.start_request import NewInstance
 from stepwell._store.connection.pool import Queryable, Session
 from stepwell._store.operations.encoding import joined, numbers
 
-WIDE = 256  # characters of a state, from which on a COPY is worth a second round trip
-LARGEST_TEXT = 16_000_000  # characters of the states of children that one statement inserts; one may have more
+WIDE = 256  # average characters of a state from which COPY is worth a second round trip
+LARGEST_TEXT = 16_000_000  # characters of children's states per statement; a single state may be larger
 
 Parent: TypeAlias = tuple[int, int, int]
-"""Its id, its round, and the index of the child."""
+"""The id and round of a parent, and the index of the child."""
 _NO_PARENT = (None, None, None)
 
-# What the entries of a uniform batch have in common, in the order of start_fast.sql; `due` are two columns there.
+# The fields that all entries of a uniform batch share, in the order of start_fast.sql; there `due` is two columns.
 _common_of = attrgetter(
     "machine", "version", "step", "queue", "priority", "due", "tenant", "concurrency_key", "needs"
 )  # fmt: skip
 
-# The binary form of COPY: a row is its number of fields, and before each field its length.
+# The binary format of COPY: a row starts with its number of fields, and each field with its length.
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END = b"\xff\xff"
 _ID = Struct(">hiq").pack
 _LENGTH = Struct(">i").pack
 _FIELDS, _ID_LENGTH = 2, 8
-_JSONB = b"\x01"  # the version of its form, which the text follows
+_JSONB = b"\x01"  # the version of the binary jsonb format; the text follows
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -59,14 +59,14 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartedChildren(msgspec.Struct, frozen=True):
-    """Children that were inserted; the first of them are claimed already."""
+    """Inserted children; the first of them are already claimed."""
 
     started: list[Started]
     claims: Sequence[Claim] = ()
 
 
 Reader: TypeAlias = Callable[[], list[Started]]
-"""Reads the reply of an insert: work that is not done while Postgres waits for the next statement."""
+"""Reads the reply of an insert; called while Postgres runs the next statement."""
 
 
 async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
@@ -78,8 +78,8 @@ async def start(db: Queryable, entries: Sequence[NewInstance]) -> list[Started]:
 
 
 def prepare(session: Session, entries: Sequence[NewInstance]) -> Callable[[], Coroutine[Any, Any, Reader]]:
-    """What `start` does, for instances without keys, in three parts: this encodes, the result sends, and gives what
-    reads the reply."""
+    """As `start`, for instances without keys, in three phases: this function encodes, the returned function sends and
+    returns the reader of the reply."""
     is_wide = _are_wide(entries)
     arguments = _uniform(entries, copied=is_wide)
     if arguments is None:
@@ -90,8 +90,8 @@ def prepare(session: Session, entries: Sequence[NewInstance]) -> Callable[[], Co
 async def start_children(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent], reserved: Reservation | None = None
 ) -> StartedChildren:
-    """Insert children, in a transaction; as many as slots are reserved for are inserted already claimed, if all are a
-    uniform batch."""
+    """Insert children, in a transaction. If they are a uniform batch, as many as there are reserved slots are inserted
+    already claimed."""
     arguments = _uniform(entries)
     if arguments is None:
         return StartedChildren(await _start_keyed(db, entries, parents))
@@ -101,7 +101,7 @@ async def start_children(
 async def start_in_pages(
     session: Session, children: Sequence[NewInstance], parent_id: int, round_: int
 ) -> list[Started]:
-    """Insert very many children of one parent, page by page."""
+    """Insert a large number of children of one parent, page by page."""
     started: list[Started] = []
     for first, end in _pages(children):
         parents = [(parent_id, round_, index) for index in range(first, end)]
@@ -111,7 +111,7 @@ async def start_in_pages(
 
 
 def _pages(children: Sequence[NewInstance]) -> Iterator[tuple[int, int]]:
-    """From where to where each page goes."""
+    """The first index and the end of each page."""
     first = text = 0
     for number, child in enumerate(children):
         if number > first and (number - first == PAGE or text + len(child.state) > LARGEST_TEXT):
@@ -124,10 +124,10 @@ def _pages(children: Sequence[NewInstance]) -> Iterator[tuple[int, int]]:
 async def _start_keyed(
     db: Queryable, entries: Sequence[NewInstance], parents: Sequence[Parent] | None = None
 ) -> list[Started]:
-    """Insert instances of which some may have keys.
+    """Insert instances, some of which may have keys.
 
-    If the last holder of a key was pruned while the statement waited for its deletion, the statement did not see the
-    tombstone of the key: a second statement finds such instances, and a third takes them back.
+    If the statement waited while the last holder of a key was pruned, it did not see the tombstone of that key: a
+    second statement finds such instances, and a third one deletes them.
     """
     started = await insert_full(db, entries, parents)
     keyed = [row.id for row in started if entries[row.position].key is not None]
@@ -159,15 +159,15 @@ async def insert_full(
         [parent for parent, _, _ in of],
         [round_ for _, round_, _ in of],
         [index for _, _, index in of],
-        [],  # unchecked: none of them, their states were checked in Python
+        [],  # unchecked: none, as Python has checked their states
         [requirement_text(e.needs) for e in entries] if any(e.needs is not None for e in entries) else [],
     )
     return [Started(*row) for row in rows]
 
 
 def _uniform(entries: Sequence[NewInstance], *, copied: bool = False) -> tuple[object, ...] | None:
-    """The arguments of the fast statements; None if the entries are no uniform batch, or the separator is in a state.
-    With `copied`, the states are left out."""
+    """The arguments of the fast statements; None if the entries are not a uniform batch, or a state contains the
+    separator. With `copied`, without the states."""
     *common, due, tenant, concurrency_key, needs = fields = _common_of(entries[0])
     if not all(entry.key is None and _common_of(entry) == fields for entry in entries):
         return None
@@ -179,7 +179,7 @@ def _uniform(entries: Sequence[NewInstance], *, copied: bool = False) -> tuple[o
 
 
 async def _insert_uniform(db: Queryable, arguments: tuple[object, ...]) -> tuple[list[int], bool]:
-    """Insert a uniform batch; returns the ids, and whether the instances wait for their time."""
+    """Insert a uniform batch; returns the ids, and whether the instances wait for their due time."""
     [(ids, later)] = await db.fetch("instances/start_fast", *arguments)
     return ids, later
 
@@ -210,13 +210,13 @@ def _are_wide(entries: Sequence[NewInstance]) -> bool:
 
 
 def _encoded(entries: Iterable[NewInstance]) -> list[bytes]:
-    """The states as COPY reads them: all that can be done before the ids are known."""
+    """The states in the format of COPY: the work that does not need the ids."""
     texts = [entry.state.encode() for entry in entries]
     return [_LENGTH(len(text) + 1) + _JSONB + text for text in texts]
 
 
 async def _copy(session: Session, ids: Iterable[int], states: Iterable[bytes]) -> None:
-    """Store the states of instances that were inserted in this transaction without them."""
+    """Store the states of instances that this transaction has inserted without them."""
     parts = [_HEAD]
     for id_, state in zip(ids, states, strict=True):
         parts += (_ID(_FIELDS, _ID_LENGTH, id_), state)
@@ -228,7 +228,7 @@ async def _insert_children(
     db: Queryable, entries: Sequence[NewInstance], arguments: tuple[object, ...], parents: Sequence[Parent],
     reserved: Reservation | None,
 ) -> StartedChildren:  # fmt: skip
-    """Insert children that are a uniform batch, and claim as many of them as slots of their queue are reserved."""
+    """Insert children that are a uniform batch, and claim as many as there are reserved slots in their queue."""
     states, *common = arguments
     queue = entries[0].queue
     if reserved is not None and reserved.queue != queue:

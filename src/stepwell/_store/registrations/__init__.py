@@ -1,1 +1,1 @@
-"""What workers register in the database: themselves, their machines and their queues."""
+"""Registrations of workers in the database: of themselves, their machines and their queues."""

@@ -1,4 +1,4 @@
-"""Calls of `sql/machines`: what can be started is known to the database."""
+"""Calls of `sql/machines`: registers machine versions, so that SQL can start them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from stepwell.errors import VersionInUse
 async def register(
     db: Database, definitions: Sequence[Definition], retention: timedelta | Literal[False]
 ) -> None:
-    """Enter machine versions, with their retention or the engine's; the newest of each name becomes its active one.
-    VersionInUse if one has living runs of another shape.
+    """Register machine versions, with their retention or the engine's, and activate the newest of each name.
+
+    VersionInUse if unfinished instances of a version have another shape.
     """
     if not definitions:
         return
@@ -37,7 +38,7 @@ async def register(
 async def register_missing(
     db: Database, definitions: Sequence[Definition], retention: timedelta | Literal[False]
 ) -> None:
-    """Enter machine versions that the database does not know yet; which one is active stays as it is."""
+    """Register machine versions that the database does not have yet, without activating them."""
     async with _one_at_a_time(db) as session:
         await session.fetch("machines/register_missing", *_columns(definitions, retention))
 
@@ -67,7 +68,7 @@ def _shape(definition: Definition) -> str | None:
 
 
 def _limits(definition: Definition) -> str:
-    """What its steps declare, for the SQL functions: {step: [concurrency limit, rate limit, weight]}."""
+    """The limit requirements of its steps, for the SQL functions: {step: [concurrency limit, rate limit, weight]}."""
     needs = definition.needs.items()
     return encode_value({step: [n.concurrency_limit, n.rate_limit, n.weight] for step, n in needs}, "limits")
 

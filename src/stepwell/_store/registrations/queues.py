@@ -1,4 +1,4 @@
-"""Calls of `sql/queues`: declaring, pausing, resuming and listing queues."""
+"""Calls of `sql/queues`: declare, pause, resume and list queues."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import datetime
 
 from stepwell._store.connection.pool import Database, Queryable
 
-SHORTEST_LOOK, LONGEST_LOOK = 0.005, 0.2  # seconds between looks at claims that a pause waits for
-PAGE = 5_000  # buckets that one statement looks at
-MOST_COUNTED = 10_000  # of what is runnable, per queue; of what is held, per reason
+SHORTEST_LOOK, LONGEST_LOOK = 0.005, 0.2  # seconds between checks for running claims, which a pause waits for
+PAGE = 5_000  # buckets that one statement checks
+MOST_COUNTED = 10_000  # runnable rows counted per queue, and held rows counted per reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class Queue:
     """A queue as operators see it."""
 
     name: str
-    fair_by: str | None  # what tenants take turns by; None: it is not fair
+    fair_by: str | None  # the value by which tenants take turns; None: the queue is not fair
     paused_at: datetime | None
     paused_by: str | None
     reason: str | None  # of the pause
-    runnable: int  # may run now: waits for a slot, or for the end of the pause; counted up to 10,000
+    runnable: int  # rows without a hold: they wait for a slot, or for the end of a pause; counted up to 10,000
     executing: int
-    held: int | None  # may not run yet: its time, a key, a limit, other code; None where there are too many to count
+    held: int | None  # rows on hold: due time, key, limit, version; None if there are too many to count
 
     @property
     def is_paused(self) -> bool:
@@ -35,7 +35,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a declaration has changed; `is_changed` if the queue was declared otherwise before."""
+    """A changed declaration; `is_changed` if the queue had another fairness key before."""
 
     queue: str
     fair_by: str | None
@@ -43,21 +43,21 @@ class Declared:
 
 
 async def declare(db: Queryable, fair_by: Mapping[str, str | None]) -> list[Declared]:
-    """Write the fairness key of each queue; returns what is new."""
+    """Write the fairness key of each queue; returns the new and changed ones."""
     return [Declared(*row) for row in await db.fetch("queues/declare", [*fair_by], [*fair_by.values()])]
 
 
 async def pause(db: Database, queue: str, reason: str | None, by: str | None) -> bool:
-    """Pause, and wait for the end of claims under way; returns whether it was running."""
+    """Pause a queue, and wait until running claims have ended; returns False if it was paused before."""
     [row] = await db.fetch("queues/pause", queue, by, reason)
     await claims_ended(db)
     return not row["was_paused"]
 
 
 async def claims_ended(db: Database) -> None:
-    """Wait for the end of every claim that may have read pauses and limits before the last commit.
+    """Wait until every claim has ended that may have read pauses and limits before the last commit.
 
-    By polling: a lock that claims share would be one that every role may take.
+    It polls: if claims shared a lock for this, any role could take that lock.
     """
     left: list[str] | None = None
     pause = SHORTEST_LOOK
@@ -67,10 +67,10 @@ async def claims_ended(db: Database) -> None:
 
 
 async def resume(db: Database, queue: str) -> bool:
-    """Resume, and let the timers check the buckets that its rows wait for; returns whether it was paused.
+    """Resume a queue, and let the timers check the buckets that its rows wait for; returns whether it was paused.
 
-    The first page of buckets goes with the pause, the others after it. A call that is cut off meanwhile has resumed the
-    queue: its other buckets are checked in their time, or at once by a second call.
+    The first page of buckets is in the transaction that resumes, the others follow. If the call is interrupted, the
+    queue is resumed, and the timers check the other buckets when they are due, or after a second call.
     """
     async with db.transaction() as session:
         was_paused = bool(await session.fetch("queues/resume", queue))
@@ -91,5 +91,5 @@ async def list_all(db: Queryable) -> list[Queue]:
 
 
 async def migrate(db: Queryable, queues: Sequence[str]) -> list[str]:
-    """Give a page of rows of these queues the share that fits; returns the queue of each."""
+    """Correct the share of a page of rows of these queues; returns the queue of each."""
     return [row["queue"] for row in await db.fetch("fair_queues/migrate", queues)]

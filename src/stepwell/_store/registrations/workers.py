@@ -1,4 +1,4 @@
-"""Calls of `sql/workers`: leases, beats and what has begun."""
+"""Calls of `sql/workers`: leases, beats, started claims, and connections of dead workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepwell._store.operations.encoding import SEPARATOR, numbers
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """Where a worker runs: enough to tell, on the same host, whether it still does."""
+    """The process of a worker: enough for another process of the same host to tell whether it still runs."""
 
     host: str
     boot: str
@@ -32,7 +32,7 @@ class HostIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A worker entered for the same host and boot."""
+    """A worker registered for the same host and boot."""
 
     id: int
     pid: int
@@ -41,16 +41,16 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What the database says a worker carries."""
+    """The claims of a worker, as the database has them."""
 
     carried: dict[int, int]  # instance to fence
-    old: dict[int, str | None]  # those older than a beat, instance to concurrency key
+    old: dict[int, str | None]  # claims older than a beat: instance to concurrency key
     stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a worker is entered as, and in which schema."""
+    """The id of a registered worker, and the stamp of the schema."""
 
     id: int
     stamp: Stamp
@@ -86,7 +86,7 @@ async def register(
 async def beat(
     db: Queryable, worker_id: int, place: HostIdentity, lease: timedelta, running: int, old: timedelta
 ) -> Beat | None:
-    """Renew the lease; None if the worker was deleted, or is a process in another place."""
+    """Renew the lease; None if the row was deleted, or belongs to another process."""
     rows = await db.fetch(
         "workers/beat", worker_id, lease, running, old, place.host, place.boot, place.pid, place.process
     )
@@ -100,8 +100,8 @@ async def beat(
 
 
 class StartedClaims(msgspec.Struct, frozen=True):
-    """What claims begin with: their states by instance, and which of them came in by SQL and have met no type yet.
-    Inboxes and units are here if they were read with them."""
+    """The inputs of started claims: states by instance, and which of them came from SQL and no type has checked yet.
+    Inboxes and units only if the statement has read them too."""
 
     states: dict[int, str]
     unchecked: frozenset[int]
@@ -111,15 +111,17 @@ class StartedClaims(msgspec.Struct, frozen=True):
 
 async def mark_started(db: Queryable, begun_at: datetime, waiting: Sequence[int],
                        claims: Sequence[Claim]) -> StartedClaims | None:
-    """Note that claims of one worker begin; returns what with, or None if the lease is gone. What is no longer the
-    claim's is missing in it. What limits have admitted need not be on the disk yet; it is then."""
+    """Mark claims of one worker started; returns the states of those that still hold, or None if the lease has ended.
+
+    Claims under limits may not be durable before; they are afterwards.
+    """
     worker_id = claims[-1].worker_id
     try:
         [(is_there, held, fences, found, states, unchecked)] = await db.fetch(
             "workers/mark_started", worker_id, begun_at, numbers(waiting), numbers([claim.id for claim in claims]),
             any(claim.needs is not None for claim in claims),
         )  # fmt: skip
-    except Refusal:  # together their states are more than Postgres can say in one text
+    except Refusal:  # their states together are too large for one text
         if len(claims) == 1:
             raise
         middle = len(claims) // 2
@@ -138,7 +140,7 @@ async def mark_started(db: Queryable, begun_at: datetime, waiting: Sequence[int]
 
 
 async def leave(db: Queryable, worker_ids: Sequence[int], *, by_itself: bool) -> None:
-    """End leases: a worker's own when it has drained, or those of the dead."""
+    """End leases: of a worker that has drained, or of dead workers."""
     await db.fetch("workers/leave", worker_ids, by_itself)
 
 
@@ -147,12 +149,12 @@ async def neighbours(db: Queryable, place: HostIdentity, worker_id: int) -> list
 
 
 async def forget(db: Queryable, worker_id: int, lease: timedelta) -> int:
-    """Delete the rows of workers that are gone and carry nothing, as that worker finds them; returns how many."""
+    """Delete the rows of dead workers without claims, as seen by this worker; returns how many."""
     return len(await db.fetch("workers/forget", worker_id, lease))
 
 
 async def registered(db: Queryable, labels: Sequence[str]) -> set[str]:
-    """Those of the given name@version that some live worker registers."""
+    """The given versions (name@version) that a live worker has registered."""
     return {row["name"] for row in await db.fetch("workers/registered", labels)}
 
 
@@ -163,25 +165,25 @@ async def list_all(db: Queryable) -> list[WorkerRow]:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What keeps vacuum from clearing replaced rows. A replication slot has no `since`, nor has what is hidden."""
+    """A transaction or slot that keeps vacuum from removing dead rows. `since` is None for slots, and if hidden."""
 
     kind: str
     name: str  # the pid of a transaction
     application: str
     state: str | None
     since: datetime | None
-    number: str | None  # of a transaction with a beginning that is hidden from this role
+    number: str | None  # of a transaction with a start time that is hidden from this role
 
 
 async def find_holders(db: Queryable, worker_id: int, longer_than: timedelta, slot_age: int) -> list[Holder]:
-    """What has held back vacuum for that long, or, where the beginning is hidden, for any time; only one live worker is
-    told."""
+    """The holders that have blocked vacuum for that long, or with a hidden start time; only one live worker gets any.
+    """
     return [Holder(**row) for row in await db.fetch("workers/find_vacuum_blockers", worker_id, longer_than, slot_age)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Connections that were ended, by the numbers of their server processes."""
+    """Terminated connections, by the pids of their server processes."""
 
     stalled: list[int]  # their process froze within a statement
     of_steps: list[int]  # in a step of a worker without a lease
@@ -190,8 +192,8 @@ class Ended:
 async def end_stalled(
     db: Queryable, worker_id: int, lease: timedelta, longest: timedelta, longest_of_clients: timedelta
 ) -> Ended:
-    """End connections of processes that froze within a statement that long ago, and those of steps of workers without a
-    lease, as `worker_id` finds it."""
+    """Terminate connections of processes that have been frozen within a statement for that long, and those of steps of
+    workers without a lease, as seen by `worker_id`."""
     slow = timedelta(seconds=LONG / SERVER_SHARE)
     rows = await db.fetch("workers/end_stalled", longest, longest_of_clients, slow, worker_id, lease)
     return Ended(
@@ -202,7 +204,7 @@ async def end_stalled(
 
 @asynccontextmanager
 async def elected(db: Database, duty: str) -> AsyncIterator[bool]:
-    """Whether this process does the duty; as long as the block lasts, no other does."""
+    """Whether this process has the duty; no other process gets it during the block."""
     async with db.transaction() as session:
         rows = await session.fetch("workers/elect", duty)
         yield bool(rows[0]["elected"])

@@ -15,7 +15,7 @@ from stepwell.errors import EngineClosed
 
 
 class Connections:
-    """A pool of transactions that give steps the driver's own connections."""
+    """A pool of transactions in which steps receive the driver's own connections."""
 
     def __init__(
         self, dsn: str, most: int, bounds: Bounds = Bounds(), timelines: Timelines | None = None,  # noqa: B008 - frozen
@@ -30,7 +30,7 @@ class Connections:
         self.pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
-        """Open the pool; it connects when the first step comes."""
+        """Open the pool; it connects with the first step."""
         self.pool = await open_pool(
             self._dsn, StepConnection, self._most, step_settings(self.bounds, self.schema), self.bounds, answer=None,
             timelines=self.timelines,
@@ -67,7 +67,7 @@ class _Borrowed:
         return Session(self.connection, self._owner)
 
     async def write_out(self) -> None:
-        """The driver keeps nothing back: all there is to do is to take the connection back."""
+        """Take the connection back; the driver has no pending writes."""
         self.connection.is_lent = False
 
     async def commit(self) -> None:

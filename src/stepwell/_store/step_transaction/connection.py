@@ -1,4 +1,4 @@
-"""The connections of steps: handed to authors, out of a pool of their own."""
+"""The connections that transactional steps receive, from a separate pool."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from stepwell._store.connection.timeline import Timelines
 from stepwell.config import SCHEMA
 from stepwell.errors import TransactionBroken
 
-# The author's queries are planned as on any other connection; only the isolation is ours.
+# The author's queries are planned as on any other connection; only the isolation level is set.
 STEP: Final = {"default_transaction_isolation": "read committed"}
 
-END_PATIENCE = 5.0  # with a rollback or a reset, before the connection is cut instead
+END_PATIENCE = 5.0  # seconds for a rollback or a reset, before the connection is terminated
 
-# What the driver's own reset leaves: another role, and temporary tables.
+# The driver's own reset keeps a changed role and temporary tables.
 _ALSO_RESET = "\nSET SESSION AUTHORIZATION DEFAULT;\nRESET ROLE;\nDISCARD TEMP;"
 
 
 class StepConnection(PatientConnection):
-    """A connection that is handed to authors, and comes back as it was."""
+    """A connection for the author of a step, reset after each step."""
 
     is_altered = False
-    """Whether its codecs were changed, which no reset undoes."""
+    """Whether a step changed its codecs, which no reset undoes."""
     is_lent = False
-    """Whether a step has it: closing it is not the step's to do."""
+    """Whether a step has it: the step must not close it."""
 
     @property
     def bare(self) -> Self:
-        """Itself, also through the pool's proxy, which raises on every use once the connection is lost."""
+        """The connection without the pool's proxy, which raises on every use once the connection is lost."""
         return self
 
     def get_reset_query(self) -> str:
-        """The driver's reset, and then the settings again: a reset leaves those that the connection began with."""
+        """The driver's reset, then our settings again: a reset restores those of the startup message."""
         return f"{super().get_reset_query()}{_ALSO_RESET}\n{resetting(self.settings)}"
 
     async def close(self, *, timeout: float | None = None) -> None:
         if self.is_lent:
             raise TransactionBroken("close() was called in the step; "
-                                    "the connection is given back when the step is over")
+                                    "the engine returns the connection to its pool after the step")
         await super().close(timeout=timeout)
 
     async def set_type_codec(self, *args: Any, **options: Any) -> None:
@@ -57,21 +57,21 @@ class StepConnection(PatientConnection):
 
 
 class Carrier(Protocol):
-    """A connection out of a pool and the transaction on it, as one driver has them."""
+    """A pool connection and its transaction, in the form of one driver."""
 
-    ctx_connection: Any  # what the step finds in ctx.connection
+    ctx_connection: Any  # the step receives it as ctx.connection
 
     @property
     def connection(self) -> StepConnection:
-        """The driver's connection, for our own statements."""
+        """The driver's connection, for the engine's statements."""
         ...
 
     async def begin(self) -> Queryable:
-        """Begin; what the first statement is to be sent through."""
+        """Begin the transaction; returns what sends its first statement."""
         ...
 
     async def write_out(self) -> None:
-        """Send what the author wrote and the driver has kept in memory."""
+        """Send the author's pending writes, and take the connection back from the step."""
         ...
 
     async def commit(self) -> None: ...
@@ -82,12 +82,12 @@ class Carrier(Protocol):
         ...
 
     async def discard(self) -> None:
-        """Cut the connection: the server undoes what is open."""
+        """Terminate the connection: the server rolls back."""
         ...
 
 
 class Pool(Protocol):
-    """Where transactions of steps come from."""
+    """A pool of transactions for steps."""
 
     schema: str
     statements: int
@@ -98,7 +98,7 @@ class Pool(Protocol):
     async def close(self) -> None: ...
 
     def drop_idle(self) -> None:
-        """End the connections that no step has: one of them has gone dark."""
+        """Terminate the idle connections, because another one was dark."""
         ...
 
     async def acquire(self) -> Carrier:
@@ -107,5 +107,5 @@ class Pool(Protocol):
 
 
 def step_settings(bounds: Bounds, schema: str = SCHEMA) -> dict[str, str]:
-    """What a step's connection begins with."""
+    """The settings of a step's connection."""
     return {**STEP, **bounds.tcp(), "application_name": f"{application(schema)} step"}

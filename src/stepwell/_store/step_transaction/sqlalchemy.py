@@ -26,7 +26,7 @@ _DRIVERS_OWN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalC
 
 
 class StepSession(AsyncSession):
-    """The session of a step. Its transaction is committed with the outcome, and by nobody else."""
+    """The session of a step. Only the engine commits its transaction, with the outcome."""
 
     async def commit(self) -> NoReturn:
         raise TransactionBroken("commit() was called in the step; return an outcome instead, which commits")
@@ -36,7 +36,7 @@ class StepSession(AsyncSession):
                                 "or use begin_nested() for a part of it")
 
     async def close(self) -> NoReturn:
-        raise TransactionBroken("close() was called in the step; the session is closed when the step is over")
+        raise TransactionBroken("close() was called in the step; the engine closes the session after the step")
 
     async def reset(self) -> NoReturn:
         await self.close()
@@ -46,7 +46,7 @@ class StepSession(AsyncSession):
 
 
 class Sessions:
-    """A pool of which each transaction has a session of SQLAlchemy."""
+    """A pool of transactions, each with a session of SQLAlchemy."""
 
     def __init__(
         self, dsn: str, most: int, bounds: Bounds = Bounds(), timelines: Timelines | None = None,  # noqa: B008 - frozen
@@ -59,14 +59,14 @@ class Sessions:
         self._dsn = dsn
         self._made: WeakSet[StepConnection] = WeakSet()
         self._lent: set[StepConnection] = set()
-        self._free = asyncio.Semaphore(most)  # waits without end, which SQLAlchemy's own pool does not
+        self._free = asyncio.Semaphore(most)  # waits without a timeout, unlike SQLAlchemy's own pool
         self._engine = create_async_engine(
             "postgresql+asyncpg://", async_creator=self._connect, pool_size=most, max_overflow=0
         )
         event.listen(self._engine.sync_engine, "checkout", _refuse_closed)
 
     async def open(self) -> None:
-        """Nothing to do: it connects when the first step comes."""
+        """Nothing to do: the pool connects with the first step."""
 
     async def close(self) -> None:
         await asyncio.wait_for(self._engine.dispose(), CLOSE_TIMEOUT)
@@ -89,7 +89,7 @@ class Sessions:
 
     def drop_idle(self) -> None:
         for connection in set(self._made) - self._lent:
-            connection.terminate()  # the pool finds it closed, and makes another one
+            connection.terminate()  # the pool replaces a closed connection
 
     async def _connect(self) -> Any:
         settings = step_settings(self.bounds, self.schema)
@@ -107,7 +107,7 @@ class Sessions:
 
 
 class _Session:
-    """A session on a connection of SQLAlchemy's pool, which keeps the transaction to itself."""
+    """A session on a connection of SQLAlchemy's pool; the session cannot end the transaction."""
 
     def __init__(self, owner: Sessions, connection: AsyncConnection, driver: StepConnection) -> None:
         self.ctx_connection = StepSession(
@@ -148,7 +148,7 @@ class _Session:
 
 
 class _First:
-    """The way of a first statement: SQLAlchemy sends its BEGIN before that, and not earlier."""
+    """Sends the first statement through SQLAlchemy, which sends its BEGIN only then."""
 
     def __init__(self, owner: Sessions, connection: AsyncConnection) -> None:
         self._owner = owner
@@ -162,18 +162,18 @@ class _First:
         self._owner.statements += 1
         with _unwrapped():
             found = await self._connection.exec_driver_sql(statement(name, self._owner.schema), args)
-        return list(found.mappings())  # type: ignore[arg-type]  # asked by name, as a record is
+        return list(found.mappings())  # type: ignore[arg-type]  # read by name, like a record
 
 
 def _refuse_closed(adapted: Any, _record: Any, _proxy: Any) -> None:
-    """A connection that the server has ended meanwhile: the pool makes another one."""
+    """Refuse a connection that the server has closed meanwhile: the pool opens another one."""
     if adapted.driver_connection.is_closed():
         raise DisconnectionError
 
 
 @contextmanager
 def _unwrapped() -> Iterator[None]:
-    """The driver's own errors, for our own translation."""
+    """Raise the driver's errors instead of SQLAlchemy's, so that `translated` knows them."""
     try:
         yield
     except DBAPIError as error:

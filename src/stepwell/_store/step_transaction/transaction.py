@@ -1,4 +1,4 @@
-"""Transactions that a step shares with its outcome: a pool of their own, begun and ended by us, used by the author."""
+"""Transactions of a step and its outcome: the engine begins and ends them, the author's step uses them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from stepwell.errors import MissingExtra, TransactionBroken
 
 log = logging.getLogger("stepwell")
 
-IDLE_MARGIN = timedelta(seconds=10)  # where no reaper ends a frozen worker's transaction, the server does so this late
-LOCK_PATIENCE = timedelta(milliseconds=200)  # with a caller's open transaction that holds the key of a child
-ROW_PATIENCE = timedelta(seconds=4)  # with the holder of a step's row; longer where Postgres sees cycles later
-LONGEST_IDLE = 2**31 - 1  # milliseconds, that Postgres takes for a timeout
+IDLE_MARGIN = timedelta(seconds=10)  # after it the server ends a frozen worker's transaction, if no reaper does
+LOCK_PATIENCE = timedelta(milliseconds=200)  # wait for a caller's transaction that holds the key of a child
+ROW_PATIENCE = timedelta(seconds=4)  # wait for a step's row; longer if deadlock_timeout is longer
+LONGEST_IDLE = 2**31 - 1  # milliseconds: the longest timeout that Postgres accepts
+
 
 @dataclass(frozen=True, slots=True)
 class LockWaits:
-    """How long the transaction waits for a lock."""
+    """Timeouts of the transaction for locks."""
 
     usual: str  # Postgres' lock_timeout
-    for_row: timedelta  # if another transaction holds the row of the step
+    for_row: timedelta  # for the row of the step
 
 
 class Transaction:
@@ -50,21 +51,21 @@ class Transaction:
         self._gaps = Gaps(name, carrier.connection.get_server_pid()) if probes.hooks else None
         self.session = Session(carrier.connection, pool, self._gaps, answer=pool.bounds.answer)
         self._pool = pool
-        self.in_doubt = False  # COMMIT was sent, and there is no answer
+        self.in_doubt = False  # COMMIT was sent, and no reply has arrived
         self._carrier = carrier
         self._connection = carrier.connection
-        self._is_over = False  # committed, or rolled back
-        self._is_gone = False  # the connection is not ours any more
+        self._has_ended = False  # committed, or rolled back
+        self._is_returned = False  # the connection was returned or terminated
         self._mark = self._role = ""
-        self._lock_waits = LockWaits("", ROW_PATIENCE)  # known once the transaction is taken over
+        self._lock_waits = LockWaits("", ROW_PATIENCE)  # read by `take_over`
 
     @property
     def is_lost(self) -> bool:
-        """Whether its connection is."""
+        """Whether its connection is lost."""
         return self._connection.is_closed()
 
     def check_timeline(self, era: int) -> None:
-        """Refuse a connection of a timeline that the worker is not on, or a claim of an earlier one."""
+        """Raise Outage if the connection is on another timeline, or the claim is of an earlier era."""
         timelines = self._pool.timelines
         if timelines is not None:
             if not timelines.fits(self._connection.timeline):
@@ -81,7 +82,7 @@ class Transaction:
         self._mark, self._role = mark, row["role"]
 
     async def take_over(self) -> None:
-        """Take the transaction over from the step; TransactionBroken if that is not the one it was given."""
+        """Take the transaction over from the step; TransactionBroken if the step has ended it, or aborted it."""
         await self._carrier.write_out()
         try:
             [row] = await self.session.fetch(
@@ -89,29 +90,29 @@ class Transaction:
             )
         except Outage as error:
             if isinstance(error.__cause__, asyncpg.InFailedSQLTransactionError):
-                raise TransactionBroken("an SQL error inside it was caught, which leaves it aborted; let the error "
-                                        "through, or put the statement that may fail into a savepoint") from error
+                raise TransactionBroken("the step caught an SQL error, which leaves the transaction aborted; raise "
+                                        "the error, or run the statement in a savepoint") from error
             if self._connection.is_closed():
                 raise
             if isinstance(error.__cause__, asyncpg.PostgresError):
-                raise TransactionBroken(f"the server stopped it ({error}); a timeout that the step sets holds for our "
-                                        "part of it too") from error
+                raise TransactionBroken(f"the server ended the transaction ({error}); a timeout of the step also "
+                                        "applies to the engine's statements") from error
             raise TransactionBroken(f"its connection is still in use ({error}); await everything that the step "
-                                    "began on it") from error
+                                    "started on it") from error
         if row["mark"] != self._mark:
-            raise TransactionBroken("the step ended it; return an outcome to commit, raise to roll back, "
-                                    "and use a savepoint for a part of it")
+            raise TransactionBroken("the step ended the transaction; return an outcome to commit, raise to roll "
+                                    "back, and use a savepoint for a part of it")
         self._lock_waits = LockWaits(row["lock_timeout"], max(ROW_PATIENCE, 2 * row["deadlock_timeout"]))
 
     async def write(self, commit: Commit, *, is_patient: bool = False) -> CommitResult | None:
-        """Write the outcome; None, with nothing changed, if its row is not ours or held by somebody else just now. With
-        patience, it waits so long for the keys of children that Postgres sees a cycle: Contention then."""
+        """Write the outcome; None, with nothing changed, if the claim no longer holds, or the row is locked. With
+        `is_patient`, wait for keys of children long enough for Postgres to detect a deadlock: Contention then."""
         if commit.is_plain:
             flushed = await commits.write(self.session, [commit])
             return flushed if flushed.committed else None
         try:
             with translated():
-                async with self._connection.transaction():  # a savepoint: what comes later can be tried again
+                async with self._connection.transaction():  # a savepoint, so that a failed try can be repeated
                     return await self._write_waiting(commit, self._lock_waits.for_row if is_patient else LOCK_PATIENCE)
         except NotWritten:
             return None
@@ -121,7 +122,7 @@ class Transaction:
             return None
 
     async def _write_waiting(self, commit: Commit, patience: timedelta) -> CommitResult:
-        """Write an outcome on which more hangs; waits for a caller that holds the key of a child, but not longer."""
+        """Write an outcome with consequences; waits at most `patience` for a caller that holds the key of a child."""
         if commit.commits_alone:
             await self.session.bound_waits(patience)
         flushed = await commits.write(self.session, [commit])
@@ -132,8 +133,8 @@ class Transaction:
         return flushed
 
     async def await_rows(self, commit: Commit) -> None:
-        """Wait for the locks of an outcome's instance and its parent: Postgres sees a transaction that waits for this
-        one in turn. Contention if it rolls back this one for that."""
+        """Wait for the locks of an outcome's instance and its parent, so that Postgres can detect a deadlock;
+        Contention if it rolls back this transaction for that."""
         ids = [commit.claim.id] if commit.joins is None else [commit.claim.id, commit.joins]
         try:
             with translated():
@@ -149,7 +150,7 @@ class Transaction:
         await self.session.run(f"set local lock_timeout = '{self._lock_waits.usual}'")
 
     async def commit(self) -> None:
-        """Commit; the driver's own error if the server refuses, as it does for a deferred constraint."""
+        """Commit; raises the driver's error if the server refuses, for example because of a deferred constraint."""
         if self._gaps is not None:
             await self._gaps.reach("commit")
         self.in_doubt = True
@@ -164,60 +165,60 @@ class Transaction:
                 raise kind(refusal)(str(refusal)) from error
             raise
         finally:
-            self._is_over = not self.in_doubt
+            self._has_ended = not self.in_doubt
         if self._gaps is not None:
             await self._gaps.reach(None)
 
     async def rollback(self) -> bool:
-        """Undo everything; False if the connection was lost, which undoes it too."""
-        if self._is_over:
+        """Roll back; False if the connection was lost, which rolls back too."""
+        if self._has_ended:
             return True
-        self._is_over = True
+        self._has_ended = True
         try:
             async with asyncio.timeout(END_PATIENCE):
                 await self._carrier.rollback()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the connection is cut, and the server rolls back
-            # Slow, or still in use by the author: that is no loss. A connection that is just being lost may not know
-            # that it is closed yet, and fails with an error of the driver's own.
+        except Exception as error:  # noqa: BLE001 - the connection is terminated, and the server rolls back
+            # A slow connection, or one that the author still uses, is not lost. A connection that is just being lost
+            # may not know that it is closed yet, and fails with another error of the driver.
             is_alive = isinstance(error, TimeoutError | asyncpg.InterfaceError) and not self._connection.is_closed()
             await self._discard()
             return is_alive
         return not self._connection.is_closed()
 
     async def end(self) -> None:
-        """Roll back what is open, and give the connection back; cut it if that does not work."""
-        if self._is_gone:
+        """Roll back unless it has ended, and return the connection to the pool; terminate it if that fails."""
+        if self._is_returned:
             return
         try:
             async with asyncio.timeout(END_PATIENCE):
-                if not self.in_doubt and await self.rollback() and not self._is_gone:
+                if not self.in_doubt and await self.rollback() and not self._is_returned:
                     await self._carrier.give_back()
-                    self._is_gone = True
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next step gets another connection
-            log.debug("transactional: a connection could not be given back: %s", error)
+                    self._is_returned = True
+        except Exception as error:  # noqa: BLE001 - the next step gets another connection
+            log.debug("transactional: could not return a connection to its pool: %s", error)
         finally:
             await self._discard()
 
     async def cut(self) -> None:
-        """End the connection as it is; the server rolls back."""
-        self._is_over = True
+        """Terminate the connection; the server rolls back."""
+        self._has_ended = True
         await self._discard()
 
     async def _discard(self) -> None:
-        if not self._is_gone:
-            self._is_gone = True
+        if not self._is_returned:
+            self._is_returned = True
             await self._carrier.discard()
 
 
 def _refusal(error: BaseException | None) -> asyncpg.PostgresError | None:
-    """The error by which the server itself said no, and will go on with us."""
+    """The error of a server that refused the commit, and keeps the connection open."""
     while error is not None and not isinstance(error, asyncpg.PostgresError):
         error = error.__cause__
     return error if error is not None and getattr(error, "severity_en", None) == "ERROR" else None
 
 
 async def begin(pool: Pool, mark: str, worker_id: int, longest: timedelta) -> Transaction:
-    """Wait for a connection and begin a transaction on it, marked as ours and named after its worker."""
+    """Wait for a connection and begin a transaction on it, with a mark of the claim and the id of its worker."""
     era = 0 if pool.timelines is None else pool.timelines.era
     with translated():
         transaction = Transaction(await pool.acquire(), pool)
@@ -236,11 +237,11 @@ async def begin(pool: Pool, mark: str, worker_id: int, longest: timedelta) -> Tr
 def transactions(
     dsn: str, session: str, most: int, bounds: Bounds, timelines: Timelines | None = None, schema: str = SCHEMA
 ) -> Pool:
-    """The pool for the transactions of steps, not yet open."""
+    """The pool for the transactions of steps, not opened."""
     if session == "asyncpg":
         return Connections(dsn, most, bounds, timelines, schema)
     try:
-        from stepwell._store.step_transaction.sqlalchemy import Sessions  # noqa: PLC0415 - an extra, imported only if it is asked for
+        from stepwell._store.step_transaction.sqlalchemy import Sessions  # noqa: PLC0415 - an optional extra
     except ImportError as error:
         raise MissingExtra("sqlalchemy", "transactional_session='sqlalchemy'") from error
     return Sessions(dsn, most, bounds, timelines, schema)

@@ -1,1 +1,1 @@
-"""What the test kit needs of the database."""
+"""Database access of the test kit."""

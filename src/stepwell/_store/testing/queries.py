@@ -1,4 +1,4 @@
-"""What the test kit asks one database, on a connection of its own: what may run, what is due, what is connected."""
+"""Queries of the test kit on its own connection: claimable rows, due times, connections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Runnable:
 
 
 class KitQueries:
-    """One connection, one question at a time; connects when first asked."""
+    """One connection, one query at a time; connects with the first query."""
 
     def __init__(self, url: str, schema: str = SCHEMA) -> None:
         self._url = url
@@ -84,12 +84,12 @@ class KitQueries:
             await connection.close(timeout=5)
 
     async def next_runnable(self, queues: Sequence[str] | None) -> Runnable | None:
-        """What comes next in claim order, across the given queues or all."""
+        """The next row in claim order, in the given queues or all."""
         rows = await self._fetch(_NEXT, queues)
         return Runnable(**rows[0]) if rows else None
 
     async def next_due(self, queues: Sequence[str] | None, transports: Sequence[str]) -> datetime | None:
-        """When the next row comes due that waits for its time, or for tokens, or to be sent again."""
+        """The time of the next row on hold for its due time or tokens, or of the next retried sending."""
         [(due,)] = await self._fetch(_DUE, queues, list(transports))
         return due  # type: ignore[no-any-return]  # the column's type
 
@@ -104,16 +104,16 @@ class KitQueries:
         return now  # type: ignore[no-any-return]  # the column's type
 
     async def alive(self, but: Sequence[int]) -> list[tuple[int, int]]:
-        """Workers with a live lease, but for the given ones: id and pid."""
+        """Workers with a live lease, except the given ones: id and pid."""
         return [(id_, pid) for id_, pid in await self._fetch(_ALIVE, list(but))]
 
     async def cut_workers(self) -> None:
-        """End every worker's connections at the server's side, as the death of its process does."""
+        """Terminate every worker's connections on the server, as the death of its process does."""
         while await self._fetch(_CUT):  # noqa: ASYNC110 - other processes end, and only their server can tell
             await asyncio.sleep(0.002)
 
     async def begin_ids_at(self, first: int) -> None:
-        """Let the ids of instances go on from there."""
+        """Continue the ids of instances from this number."""
         await self._fetch("select setval('{schema}.instances_id_seq', $1)", first)
 
     async def _fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
