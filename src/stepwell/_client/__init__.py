@@ -1,1 +1,1 @@
-"""What a client process does; it runs no steps."""
+"""The operations of a client process, which runs no steps."""

@@ -19,9 +19,9 @@ class Batcher(Generic[Item, Result]):
     """Sends items in groups, and returns to every caller the result of its own item.
 
     `send` returns results in the order of its items, all or none; `size` is the characters of an item. If a caller is
-    cancelled before its group is sent, its item is dropped. With `waits_a_turn` also the first call waits for one turn
-    of the loop: calls that arrive in the same turn, as from a broker, share its group. Up to `at_once` groups of at
-    most `largest` items are sent concurrently; `send` separates them where it must.
+    cancelled before its group is sent, its item is dropped. With `waits_a_turn`, even the first call waits for one turn
+    of the loop: calls that arrive in the same turn, such as those of a broker, share its group. Up to `at_once` groups
+    of at most `largest` items are sent concurrently.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Batcher(Generic[Item, Result]):
                 future.cancel()
             raise
         finally:
-            # Callers that just got their results run before this, and may submit again: these items share a group.
+            # Callers with new results run before this, and may submit again: those items share a group.
             asyncio.get_running_loop().call_soon(self._finish_group)
 
     def _next_group(self) -> list[tuple[Item, asyncio.Future[Result]]]:
-        """The oldest items that are still waited for, as many as fit into one statement."""
+        """The oldest items with a waiting caller, as many as fit into one statement."""
         self._waiting = [(item, future) for item, future in self._waiting if not future.done()]
         number, text = 0, 0
         for item, _ in self._waiting[: self._largest]:

@@ -17,7 +17,7 @@ BULK = 10  # a call with many entries has this many times the default
 
 
 class Calls:
-    """The default timeout of calls, and what applies a timeout."""
+    """Applies timeouts to calls; has their default."""
 
     def __init__(self, default: timedelta) -> None:
         self.default = default.total_seconds()
@@ -59,10 +59,10 @@ def to_seconds(timeout: object) -> float:
 class Deadline:
     """Cancels the task in the block after some seconds, and raises CallTimeout for it.
 
-    The same as `asyncio.timeout` for a fixed time, at half the cost: every start, signal and wait pays it.
+    Like `asyncio.timeout` with a fixed time, but at half the cost, which every start, signal and wait pays.
     """
 
-    __slots__ = ("_call", "_cancels", "_is_over", "_seconds", "_task", "_timer")
+    __slots__ = ("_call", "_cancels", "_is_expired", "_seconds", "_task", "_timer")
 
     def __init__(self, call: str, seconds: float) -> None:
         self._call = call
@@ -74,17 +74,17 @@ class Deadline:
             raise RuntimeError("a call of an engine must be awaited in a task")
         self._task = task
         self._cancels = task.cancelling()  # a caller may be cleaning up after a cancel
-        self._is_over = False
+        self._is_expired = False
         self._timer = task.get_loop().call_later(self._seconds, self._end)
 
     def _end(self) -> None:
-        self._is_over = True
+        self._is_expired = True
         self._task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._is_over:
+        if not self._is_expired:
             self._timer.cancel()
         elif self._task.uncancel() <= self._cancels and kind is asyncio.CancelledError:
             raise CallTimeout(self._call, self._seconds) from None

@@ -1,4 +1,4 @@
-"""What `Operations` and `Handle` call: starts instances, and builds the other client services."""
+"""The client behind `Operations` and `Handle`: starts instances, and builds the other client services."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Handle(Generic[Result_co]):
         self.key = key
 
     async def result(self, timeout: float | timedelta | None = None) -> Result_co:
-        """Wait for the result; that of a job has the type that its function is annotated to return.
+        """Wait for the result; for a job, it has the annotated return type of the function.
 
         Raises InstanceFailed, InstanceCancelled, TimeoutError, or InvalidResult if the stored result does not fit.
         """
@@ -160,7 +160,7 @@ class Handle(Generic[Result_co]):
         notify: bool = True,
         timeout: Timeout | None = None,
     ) -> bool:
-        """Cancel the instance and those below it; False if it had ended before. `connection` as for `engine.start`."""
+        """Cancel the instance and its descendants; False if it had ended. `connection` as for `engine.start`."""
         client = self._client
         work = client.operating.cancel(
             self.id, reason, cascade=cascade, by=by, tenant=None, connection=connection, notify=notify

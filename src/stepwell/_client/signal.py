@@ -1,4 +1,4 @@
-"""Signals instances, and starts those that a signal needs."""
+"""Signals instances, and starts instances for `signal_or_start`."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class SignalOperations:
     async def _deliver(
         self, given: list[NewSignal], targets: list[int | str], connection: object, notify: bool
     ) -> list[NoTarget | None]:
-        """Deliver signals; a key that another instance took while the statement waited for its old holder is looked up
-        again."""
+        """Deliver signals; if another instance took a key while the statement waited for its old holder, look the key
+        up again."""
         if connection is not None:
             reached = await sql_functions.signal_many(
                 borrow(connection), given, notify=notify, schema=self._database.schema
@@ -124,7 +124,7 @@ class SignalOperations:
                 return reached
         async with self._database.transaction() as session:
             occupants = await instances.find_key_holders(session, [(entry.tenant, key)])
-        if occupants:  # an ended instance keeps the key for ever: there is none to signal, and none can start
+        if occupants:  # an ended instance keeps the key forever: none can be signalled or started
             raise Duplicate(key, occupants[0])
         raise Contention(f"other instances released and took key {key!r} during every attempt; try again")
 

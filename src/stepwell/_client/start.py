@@ -27,10 +27,10 @@ from stepwell.errors import Duplicate
 T = TypeVar("T")
 
 CHUNK = 5_000  # entries of one statement
-FEW = 1_000  # entries that need neither chunks nor a long transaction
-STREAMED = 2_000  # entries of one streamed statement; the next are prepared meanwhile
-FIRST_STREAMED = 400  # entries of the first one, for which Postgres waits
-LARGEST_TEXT = 64_000_000  # characters of the states in one streamed statement; a slice more at most
+FEW = 1_000  # up to this number, entries need neither chunks nor a long transaction
+STREAMED = 2_000  # entries of one streamed statement; the next ones are prepared meanwhile
+FIRST_STREAMED = 400  # entries of the first streamed statement: Postgres waits until they are prepared
+LARGEST_TEXT = 64_000_000  # characters of the states in one streamed statement, plus one slice at most
 SLICE = 200  # entries that are checked before other tasks may run
 
 
@@ -108,7 +108,7 @@ class StartOperations:
         return results + [make(admitted[i], rows[i].id) for i in range(len(results), len(rows))]
 
     def announce(self, started: Sequence[Started]) -> bool:
-        """Notify workers of new rows; True if a worker of this process takes some at once."""
+        """Notify workers of new rows; True if a worker of this process claims some at once."""
         counts = Counter(row.queue for row in started if not row.later)
         took = [self._notifier.notify_work(queue, count) for queue, count in counts.items()]
         if any(row.later for row in started):
@@ -141,7 +141,7 @@ class StartOperations:
     async def _insert_together(self, entries: list[NewInstance]) -> list[Started | Duplicate]:
         results: dict[int, Started | Duplicate] = {}
         pending = list(range(len(entries)))
-        if len(entries) > CHUNK:  # within a chunk the statement sorts; two batches must not cross between chunks
+        if len(entries) > CHUNK:  # the statement sorts each chunk; sorting all chunks avoids deadlocks between batches
             pending.sort(key=lambda i: (entries[i].tenant, entries[i].key or ""))
         async with self._database.transaction(is_long=len(entries) > FEW) as session:
             for _ in range(MOST_TRIES):

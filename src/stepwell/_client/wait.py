@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
-# Seconds that a read has at least, whatever is left of the timeout: with `timeout=0` also a server some hundred
-# kilometres away responds. A connection without a response lengthens a timeout by no more than this.
+# Minimum seconds for a read, whatever is left of the timeout: with `timeout=0`, a server some hundred kilometres away
+# can still respond. An unresponsive connection exceeds a timeout by no more than this.
 LEAST_READ = 0.25
 
 
@@ -55,7 +55,7 @@ class WaitOperations:
             raise InvalidInput("until", f"{until!r} is neither 'terminal' nor 'settled'")
         wait_time = _WaitTime(None if timeout is None else to_seconds(timeout), self._calls.default)
         instance = await wait_time.outlast(lambda: self.get(target, tenant))
-        if _has_reached(instance, until) or wait_time.is_over:
+        if _has_reached(instance, until) or wait_time.is_expired:
             return instance
         try:
             return await self._wait_for(instance, until, wait_time)
@@ -66,7 +66,7 @@ class WaitOperations:
         wait_time.last = instance
         if not self._notifier.is_listening:
             await wait_time.outlast(self._notifier.listen)
-            if wait_time.is_over:
+            if wait_time.is_expired:
                 return wait_time.last
         with self._waiters.waiting_for(instance.id) as noticed:
             to_read = not await wait_time.outlast(lambda: self._watch(instance.id))
@@ -76,14 +76,14 @@ class WaitOperations:
                     noticed.clear()
                     wait_time.last = await wait_time.outlast(lambda: self.get(instance.id))
                 to_read = True
-                if _has_reached(wait_time.last, until) or wait_time.is_over:
+                if _has_reached(wait_time.last, until) or wait_time.is_expired:
                     return wait_time.last
                 rest = self._waiters.pause(round_)
                 round_ += 1
                 await _within(noticed, rest if wait_time.left is None else min(rest, wait_time.left))
 
     async def _watch(self, instance_id: int) -> bool:
-        """Request a notification; True if the instance is neither ended nor parked, so that one will be sent."""
+        """Request a notification; True if the instance has neither ended nor parked, so that one will be sent."""
         marked = await instances.watch(self._database, instance_id)
         if marked is None:
             return False
@@ -130,7 +130,7 @@ class WaitOperations:
 
 
 def _typed_result(instance: Instance, definition: Definition | None) -> Any:
-    """Decode the result. The occupant of a key may be of another machine or version: its result stays as it is."""
+    """Decode the result. If the occupant of a key is of another machine or version, its result is not converted."""
     if definition is None or (definition.name, definition.version) != (instance.machine, instance.version):
         return instance.result
     try:
@@ -144,7 +144,7 @@ def _has_reached(instance: Instance, until: Until) -> bool:
 
 
 class _WaitTime:
-    """The time that a wait has. Each read is repeated through outages until that time has passed."""
+    """The time limit of a wait. Each read is repeated through outages until the limit is reached."""
 
     last: Instance
 
@@ -159,7 +159,7 @@ class _WaitTime:
         return None if self._deadline is None else self._deadline - self._loop.time()
 
     @property
-    def is_over(self) -> bool:
+    def is_expired(self) -> bool:
         return self.left is not None and self.left <= 0
 
     async def outlast(self, read_once: Callable[[], Awaitable[T]]) -> T:

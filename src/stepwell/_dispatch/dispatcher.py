@@ -51,13 +51,13 @@ class Dispatcher(Service):
         self._token_keys = token_keys
         self.claimed = ClaimedInteractions(self.transport.name, database, lease, settled, expect_due)
         self._sending: set[asyncio.Task[None]] = set()
-        self._is_in_doubt = False  # the reply of a claim may be lost: rows may be claimed that are not known here
+        self._is_in_doubt = False  # the reply to a claim may be lost: rows may be claimed without this worker knowing
         self._is_draining = False
         self._has_due = False  # the timers say that interactions are to be sent
         self._leaves_guarded = False  # some interactions need a token, and this engine has no keys to sign it
 
     def wake_for_due(self) -> None:
-        """Interactions have been waiting to be sent for a while."""
+        """The timers found interactions that wait to be sent."""
         self._has_due = True
         self.wake()
 
@@ -97,7 +97,7 @@ class Dispatcher(Service):
                             self.name)  # fmt: skip
 
     async def drain(self, timeout: float) -> None:
-        """Claim no more; wait for running sends and record them. The rest is released, and sent by other workers."""
+        """Claim no more; wait for running sends and record them. Release the rest, for other workers to send."""
         self._is_draining = True
         await self.stop()
         with suppress(StoreFault):  # an interaction that could not be recorded is sent again
@@ -126,7 +126,7 @@ class Dispatcher(Service):
     async def _with_tokens(self, claimed: list[Outgoing]) -> list[Dispatch]:
         """Sign the tokens, and store their hashes before any token is sent.
 
-        An interaction that is being completed right now takes no hash: it is sent a moment later, if it is still open.
+        An interaction that is being completed now is locked and gets no hash: it is sent a moment later, if still open.
         """
         signed = {
             out.dispatch.interaction_id: self._token_keys.sign(facts_of(out.dispatch))

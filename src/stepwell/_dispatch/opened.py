@@ -8,7 +8,7 @@ from stepwell.transports import Transport
 
 
 class Opened:
-    """A transport that an engine's workers share: the first user opens it, the last one closes it."""
+    """A shared transport: its first user opens it, and its last user closes it."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport

@@ -18,7 +18,7 @@ class Receiver(Service):
 
     def __init__(self, opened: Opened, lease: Lease, admit: Admit) -> None:
         super().__init__(f"receiver of {opened.transport.name}")
-        self._party = ONCE  # a receive that works does not end its tick
+        self._party = ONCE  # a successful receive does not end its tick
         self._opened = opened
         self._lease = lease
         self._admit = admit

@@ -1,4 +1,4 @@
-"""Sends one interaction over a transport; a failed sending is a result too."""
+"""Sends one interaction over a transport; a failure is a result too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def send(transport: Transport, dispatch: Dispatch) -> Sent | Lost:
     except Undeliverable as error:
         log.warning("dispatcher of %s: %s cannot be sent: %s", transport.name, id_, error)
         return dispatch, str(error)[:MAX_MESSAGE]
-    except BaseException as error:  # the transport's; the sending is tried again
+    except BaseException as error:  # of the transport; the send is retried
         if is_cancelled_by_engine(error):
             raise
         delay = _pause_after(transport, dispatch.attempt, error)
@@ -42,7 +42,7 @@ async def send(transport: Transport, dispatch: Dispatch) -> Sent | Lost:
 
 
 async def _send_in_time(transport: Transport, dispatch: Dispatch) -> Mapping[str, Any] | None:
-    """Send, within the transport's send_timeout. A sending that never ends would keep its place for ever."""
+    """Send within the transport's send_timeout. A send that never ends would occupy one of `max_in_flight` forever."""
     longest = transport.send_timeout
     try:
         async with asyncio.timeout(longest.total_seconds()) as time:
@@ -66,12 +66,12 @@ def _pause_after(transport: Transport, attempt: int, error: BaseException) -> ti
 
 
 def _stored(transport: Transport, facts: Mapping[str, Any] | None) -> str | None:
-    """What the transport reported, as JSON. The interaction is sent: facts that cannot be stored do not send it again.
+    """The facts that the transport reported, as JSON; None if they cannot be stored: that must not cause a second send.
     """
     try:
         return None if facts is None else encode_value(facts, "metadata")
     except InvalidInput as error:
-        log.warning("dispatcher of %s: what it reported cannot be stored: %s", transport.name, error)
+        log.warning("dispatcher of %s: the facts that it reported cannot be stored: %s", transport.name, error)
         return None
 
 

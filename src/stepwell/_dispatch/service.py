@@ -27,7 +27,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class DispatchSetup(NamedTuple):
-    """What the engine passes to its workers: transports, token keys, how to complete, what to call after it."""
+    """What an engine passes to its workers: transports, token keys, and callbacks to admit and settle completions."""
 
     transports: Sequence[Opened]
     token_keys: TokenKeys
@@ -73,7 +73,7 @@ class DispatchService:
         )  # fmt: skip
 
     def wake_for_due(self, transport: str) -> None:
-        """Interactions are to be sent over this transport, and have been for a while."""
+        """The timers found interactions that wait to be sent over this transport."""
         self._dispatchers[transport].wake_for_due()
 
     @property

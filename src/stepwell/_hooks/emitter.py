@@ -1,4 +1,4 @@
-"""Makes events for hooked callbacks. If nothing is hooked, each call costs one look at an empty set."""
+"""Creates events for hooked callbacks. Without callbacks, each call only checks an empty set."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Emitter:
             self._put_outcomes(outcomes, datetime.now(UTC))
 
     def applied(self, commit: Commit) -> None:
-        """An outcome is durable, and the reply of its commit was lost: the ids of its children are not known."""
+        """An outcome is durable, but the reply to its commit was lost: the ids of its children are unknown."""
         if self.hooks.wanted:
             self._put_outcomes([(commit, commit.status, commit.placement.queue)], datetime.now(UTC))
 

@@ -95,7 +95,7 @@ class Hooks:
             await asyncio.to_thread(delivery.close, timeout)
 
     def forget_parent(self) -> None:
-        """In a forked child: the thread is the parent's, and a lock that another thread held is never released."""
+        """In a forked child: drop the parent's thread, and a lock that another thread may have held at the fork."""
         self._delivery = None
         self._guard = threading.Lock()
 
@@ -128,7 +128,7 @@ class _Delivery:
         return max(0, MOST_QUEUED - len(self._queue))
 
     def put(self, events: Sequence[Event], requested: int) -> int:
-        """Queue events as far as there is room; returns how many of the `wished` number were dropped."""
+        """Queue events as far as there is room; returns how many of the `requested` number were dropped."""
         with self._changed:
             taken = events[: self.room]
             self._queue.extend(taken)

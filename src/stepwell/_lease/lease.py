@@ -67,7 +67,7 @@ class Lease:
 
     async def expire_predecessors(self, max_crashes: int, authored: str) -> tuple[list[Reaped], list[str]]:
         """Reap at once the claims of dead workers of this host and boot; also returns the queues of other rows that
-        became claimable by it."""
+        became claimable."""
         neighbours = await workers.neighbours(self._database, self.place, self.worker_id)
         dead = [neighbour.id for neighbour in neighbours if is_dead(neighbour)]
         if not dead:
@@ -79,7 +79,7 @@ class Lease:
         self, dead: Sequence[int], max_crashes: int, authored: str
     ) -> tuple[list[Reaped], list[str]]:
         """End the leases of dead workers and reap their claims; also returns the queues of other rows that became
-        claimable, also by slots that the dead workers had freed and not released to waiters."""
+        claimable, including those admitted to slots that the dead workers had freed."""
         await workers.leave(self._database, dead, by_itself=False)
         reaped: list[Reaped] = []
         freed: list[str] = []
@@ -93,7 +93,7 @@ class Lease:
 
 
 def _release() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only a worker pays for it
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only a worker needs it
 
     try:
         return version("stepwell")

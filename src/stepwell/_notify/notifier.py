@@ -51,8 +51,8 @@ class Notifier:
         await self._listener.tried.wait()
 
     def watch(self, database: Database) -> None:
-        """Probe the listener at once when a connection of that pool gets no response: mostly the listener's gets none
-        either."""
+        """Probe the listener at once when a connection of that pool gets no response: the listener's connection is
+        probably dark too."""
         database.on_dark.append(self._listener.wake)
 
     async def stop(self) -> None:
@@ -60,7 +60,7 @@ class Notifier:
         await together(until, self._listener.stop(), self._sender.finish())
 
     def subscribe(self, channel: str, hear: Hear) -> Callable[[], None]:
-        """Call `hear` with each payload of a channel; returns a function that ends it."""
+        """Call `hear` with each payload of a channel; returns a function that ends the subscription."""
         self._subscribers[channel].append(hear)
         return lambda: self._subscribers[channel].remove(hear)
 
@@ -111,7 +111,7 @@ class Notifier:
 
 
 class _Sender(Service):
-    """Sends at once when idle, and otherwise, SPACING after the last batch, what arrived meanwhile, without repeats."""
+    """Sends at once when idle; when busy, sends all that arrived meanwhile, SPACING after the last batch, once each."""
 
     def __init__(self, database: Database) -> None:
         super().__init__("notifications")

@@ -76,14 +76,14 @@ class DaemonThreads(Executor):
 
 @cache
 def forget_pools_at_exit() -> None:
-    """Let the interpreter end without the pools that code in daemon threads has made.
+    """Let the interpreter exit without waiting for thread pools that code in daemon threads has created.
 
-    Their threads are daemons as well, and yet the interpreter waits for all that are in a private table of
-    `concurrent.futures`. Should the table, or the way to be called before it is read, change, a test fails.
+    The threads of these pools are daemons too, but the interpreter waits for all threads in a private table of
+    `concurrent.futures`. If Python changes the table, or the private exit callback, a test fails.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        with suppress(RuntimeError):  # the interpreter ends already, and waits for them
+        with suppress(RuntimeError):  # the interpreter is exiting already
             register(_forget_pools)
 
 

@@ -36,7 +36,7 @@ class Backoff:
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
     def reset(self) -> None:
-        """The work succeeds again."""
+        """Note that the work succeeded."""
         self._pause = FIRST_BACKOFF
         self.is_failing = False
 

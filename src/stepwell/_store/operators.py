@@ -175,14 +175,14 @@ async def retry(
 
 
 async def _recount_item(session: Session, instance_id: int, parent_id: int | None) -> None:
-    """Count a continuation as running again at its unit; InvalidInput if the asking instance no longer waits."""
+    """Count a continuation as running again at its unit; InvalidInput if the asker no longer waits."""
     if parent_id is None:
         return
     await lock(session, [parent_id, instance_id])
     item = await await_units.recount_item(session, instance_id)
     if item is not None and not item[1]:
-        raise InvalidInput("target", f"instance {instance_id} is an item of instance {parent_id}, which no longer waits "
-                           f"for it; retry {parent_id} instead, which runs its failed items again")
+        raise InvalidInput("target", f"instance {instance_id} is an item of instance {parent_id}, which no longer "
+                           f"waits for it; retry {parent_id} instead, which runs its failed items again")
 
 
 async def lock(session: Session, ids: Sequence[int]) -> None:

@@ -309,7 +309,7 @@ async def test_an_item_of_an_ended_run_is_not_retried_or_restarted_alone(h: Harn
     await h.drain()
     item = await item_id(h, run, 0)
 
-    with pytest.raises(InvalidInput, match=rf"is one item of instance {run.id}, .* retry {run.id}") as refused:
+    with pytest.raises(InvalidInput, match=rf"is an item of instance {run.id}, .* retry {run.id}") as refused:
         await (h.engine.retry(item) if act == "retry" else h.engine.restart(item, step="item_0"))
 
     assert refused.value.field == "target"

@@ -88,13 +88,15 @@ async def a_string(url: str) -> AsyncIterator[Any]:
 CASES = {
     "an asyncpg pool": (asyncpg_pool, r"is a pool; acquire a connection"),
     "a blocking psycopg connection": (blocking_psycopg, r"is blocking; call engine\.sync instead"),
-    "a psycopg cursor": (psycopg_cursor, r"AsyncCursor is no connection of psycopg; pass the connection itself"),
+    "a psycopg cursor": (psycopg_cursor, r"AsyncCursor is not a psycopg connection; pass the connection itself"),
     "a failed transaction": (failed_psycopg, r"its transaction has failed; roll it back first"),
     "a blocking session": (blocking_session, r"is blocking; call engine\.sync instead"),
     "an engine of SQLAlchemy": (alchemy_engine, r"AsyncEngine is neither a connection nor a session .*; open one"),
     "an AsyncConnection that is not open": (unopened_alchemy, r"is not open; use it inside `async with"),
     "Django's connection": (djangos, r"is Django's, which is blocking; call engine\.sync instead"),
-    "a string": (a_string, r"str is no connection that Stepwell knows; pass one of asyncpg, psycopg 3, SQLAlchemy 2"),
+    "a string": (
+        a_string, r"str is not a connection that Stepwell supports; pass one of asyncpg, psycopg 3, SQLAlchemy 2"
+    ),
 }
 
 

@@ -1,1 +1,1 @@
-"""What operators read and change: lists, interactions, queues, limits, the schema."""
+"""Operators' reads and changes: lists, interactions, queues, limits, the schema."""

@@ -1,4 +1,4 @@
-"""Reads a completion as it arrived: checks all that needs no database."""
+"""Reads an arrived completion, with all checks that need no database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CallReader:
         self._large_texts = large_texts
 
     async def read(self, completion: Answer) -> Call:
-        """Check what can be checked without the database."""
+        """Check a completion as far as possible without the database."""
         facts, token_error = None, None
         try:
             facts = None if completion.token is None else self._verify(completion.token)

@@ -1,4 +1,4 @@
-"""What a completion leads to: a Completion, or the error by which it is refused."""
+"""The result of a completion: a Completion, or the error that refuses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _completion(given: Given, *, is_duplicate: bool = False) -> Completion:
 
 
 def result_of(given: Given, verdict: Verdict | None) -> Completion | CompletionRefused | Given:
-    """What became of a completion; itself if its instance was locked."""
+    """The result of a completion; the completion itself if its instance was locked."""
     if verdict is None:
         return given
     if verdict.verdict in ("admitted", "duplicate"):
