@@ -146,7 +146,7 @@ async def test_a_process_may_leave_threads_that_its_steps_have_started(own: Harn
 
     assert started.returncode == 0
     *_, threads, last = said.decode().splitlines()
-    assert "threads that the steps may have started: asyncio_0" in threads
+    assert "threads that steps may have started: asyncio_0" in threads
     assert "1 steps did not end within drain_timeout" in last
     assert f"#{handle.id}" in last
 
