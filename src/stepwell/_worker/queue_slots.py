@@ -107,7 +107,7 @@ class QueueSlots:
         self.reserved = 0  # slots kept for children that are being inserted
         self.buffer: deque[Claim] = deque()
         self.away = 0  # instances that will run ahead once their last step is committed
-        self.returning: deque[Returning] = deque()  # were away, while other claims took their slots
+        self.returning: deque[Returning] = deque()  # were away, and other claims have taken their slots
         self.look = Look.NONE  # whether waiting claims are rechecked
         self.access = OPEN
         self.backlog = Backlog()
@@ -171,9 +171,9 @@ class QueueSlots:
     def reserve(self, number: int) -> int:
         """Reserve slots for up to this number of children that are inserted claimed; returns how many.
 
-        None if other rows must be claimed first, or if the queue is closed. At most the free slots; with short steps,
-        the slots of the queue in addition. If rows may wait, the sum until the next claim is bounded: otherwise the
-        children could keep these rows waiting forever.
+        No slots if other rows must be claimed first, or in a paused, closed, fair or limited queue. At most the free
+        slots; with short steps, the slots of the queue in addition. If rows may wait, the sum until the next claim is
+        bounded: otherwise the children could keep these rows waiting forever.
         """
         is_shut = self.access is not OPEN or self.backlog.is_limited or self.backlog.turns is not None
         if is_shut or self.backlog.left_behind is not None or self.returning:

@@ -38,7 +38,7 @@ class Wakeups:
         self.children_claimed = children_claimed  # children were inserted already claimed by this worker
         self.limit_slots_freed = limit_slots_freed  # the committer admits rows that wait for these limits
         self.interactions_waiting = interactions_waiting  # the dispatcher of this transport sends them
-        self.queues_paused = queues_paused  # these queues are paused, and no others
+        self.queues_paused = queues_paused  # exactly these queues are paused
         self.versions_changed = versions_changed  # workers may have started or ended, so other versions may be live
         self.lease_lost = lease_lost  # the lease under this worker id has ended
         self.claims_doubted = claims_doubted  # the heartbeat did not find these claims in the database

@@ -5,7 +5,7 @@
 | a lock timeout; a row was locked within the last second; the fast statement left out an outcome | full path |
 | all outcomes are simple (`is_simple`) | `instances/commit_fast` |
 | some of them end children | the same; it counts the ends at the parents |
-| the same, and a parent is in the batch, or continuations ended lately | in a transaction, then `children/join` |
+| the same; a parent is in the batch or continuations ended lately | the same in a transaction, then `children/join` |
 | more than 16 are simple, others are not | `instances/commit_fast` for the simple ones; the others are `rest` |
 | anything else | full path |
 

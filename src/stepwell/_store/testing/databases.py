@@ -71,11 +71,11 @@ where d.datname ~ '^stepwell_test_[0-9a-f]{12}_\d+$'
 
 @dataclass(frozen=True, slots=True)
 class Pristine:
-    """What a database looks like before anybody has used it."""
+    """The state of an unused database."""
 
     fingerprint: str
     empty: frozenset[str]  # tables without rows
-    seeds: str  # the rows of the others
+    seeds: str  # the rows of the other tables
 
 
 def sibling(url: str, database: str) -> str:
@@ -84,10 +84,10 @@ def sibling(url: str, database: str) -> str:
 
 
 class Registrar:
-    """A kept connection to one server: makes, empties and drops databases. A lost connection is made anew.
+    """A permanent connection to one server, which creates, empties and drops databases. It reconnects if lost.
 
-    Databases carry the registrar's token in their name, and the connection in its own, so that a later
-    process can tell, and drop, what a killed one left.
+    The names of its databases and of its connection contain its token, so that a later process can recognise and drop
+    the databases of a killed process.
     """
 
     def __init__(self, url: str) -> None:
@@ -99,7 +99,7 @@ class Registrar:
         self._connection: asyncpg.Connection | None = None
 
     async def open(self) -> None:
-        """Connect, drop what killed processes left, and make the template unless it is there."""
+        """Connect, drop the databases of killed processes, and create the template unless it exists."""
         for row in await (await self._connected()).fetch(_ORPHANS):
             await self.drop(str(row["datname"]))
         self._template = await ensure_template(self.url)
@@ -110,7 +110,7 @@ class Registrar:
             await connection.close(timeout=5)
 
     async def clone(self) -> str:
-        """Make a database as a copy of the template; returns its name."""
+        """Create a database as a copy of the template; returns its name."""
         name = self._next_name()
         await self._execute(f"create database {name} template {self._template}")
         if self._pristine is None:
@@ -119,13 +119,13 @@ class Registrar:
         return name
 
     async def drop(self, name: str) -> None:
-        """Drop a database with whatever is still connected to it."""
+        """Drop a database, and terminate its connections."""
         await self._execute(f"drop database if exists {name} with (force)")
 
     async def recycle(self, name: str) -> str | None:
-        """Make a used database as good as new, under a new name; None if only rows may be undone, and more changed.
+        """Empty a used database and rename it; None if the test changed more than rows: then the database is dropped.
 
-        Making one anew costs some hundred files, which a file system that avoids just-deleted inodes makes slow.
+        Creating a database costs hundreds of files, which is slow on file systems that avoid just-deleted inodes.
         The new name keeps out a process that still has the old URL.
         """
         await self._cut_off(name)
@@ -143,7 +143,7 @@ class Registrar:
         return None
 
     async def _cut_off(self, name: str) -> None:
-        """End all connections to a database. Postgres itself looks again only every 100 ms."""
+        """Terminate all connections to a database. Postgres itself would check only every 100 ms."""
         for _ in range(500):
             connection = await self._connected()
             left = await connection.fetch(
@@ -180,9 +180,9 @@ async def _rows(connection: asyncpg.Connection, tables: Sequence[str]) -> str:
 
 
 async def _empty(connection: asyncpg.Connection, pristine: Pristine) -> bool:
-    """Undo what tests do to rows and to the clock; False if there is more.
+    """Undo a test's changes to rows and to the clock; False if it changed more.
 
-    Few rows are deleted and vacuumed: truncating makes a new file for each index, which costs ten times as much.
+    Small tables are deleted from and vacuumed: truncating creates a new file per index, which costs ten times as much.
     """
     if await connection.fetchval(_FINGERPRINT) != pristine.fingerprint:
         return False
@@ -204,12 +204,12 @@ async def _empty(connection: asyncpg.Connection, pristine: Pristine) -> bool:
 
 
 def template_name() -> str:
-    """The name of the migrated template: by what the migrations say, so that each tree has its own."""
+    """The name of the migrated template: it depends on the migrations, so that each source tree has its own."""
     return "stepwell_template_" + hashlib.sha256(script(0, CLIENT_ROLE).encode()).hexdigest()[:12]
 
 
 async def ensure_template(url: str) -> str:
-    """Create the migrated template on this server unless it is there; returns its name."""
+    """Create the migrated template on this server unless it exists; returns its name."""
     name = template_name()
     async with connected(url) as admin:
         await admin.execute("select pg_advisory_lock($1)", _LOCK)
@@ -232,7 +232,7 @@ async def clone(url: str, template: str, name: str) -> None:
 
 
 async def drop(url: str, name: str) -> None:
-    """Drop a database with whatever is still connected to it."""
+    """Drop a database, and terminate its connections."""
     await _administer(url, f"drop database if exists {name} with (force)")
     async with connected(url) as connection:
         roles = "select rolname from pg_roles where right(rolname, length($1)) = $1 or rolname ~ $2"
@@ -242,18 +242,18 @@ async def drop(url: str, name: str) -> None:
 
 
 async def add_schema(url: str, schema: str) -> None:
-    """Bring another schema into a database, beside the one that each clone has."""
+    """Create another schema in a database, beside the one of each clone."""
     async with Database(url, schema=schema) as database:
         await apply(database, CLIENT_ROLE.replace(SCHEMA, schema, 1))
 
 
 async def move_clock(url: str, offset: timedelta, schema: str = SCHEMA) -> None:
-    """Let the engine's clock in this database run ahead of real time by the offset."""
+    """Set the engine's clock in this database ahead of real time by the offset."""
     await _administer(url, f"{_clock(offset, schema)}; notify {schema}_due, ''")
 
 
 def _clock(offset: timedelta, schema: str = SCHEMA) -> str:
-    """The engine's time, of a transaction and of a statement, moved by the offset."""
+    """SQL that moves the engine's times, of a transaction and of a statement, by the offset."""
     return ";".join(
         f"create or replace function {schema}.{name}() returns timestamptz language sql stable parallel safe "
         f"return pg_catalog.{source}() + interval '{offset.total_seconds():.6f} seconds'"
@@ -262,7 +262,7 @@ def _clock(offset: timedelta, schema: str = SCHEMA) -> str:
 
 
 async def query(url: str, sql: str, *args: Any) -> list[asyncpg.Record]:
-    """Send one statement of a test's own."""
+    """Send a statement of a test."""
     async with connected(url) as connection:
         return list(await connection.fetch(sql, *args))
 

@@ -160,7 +160,7 @@ class Pulse:
 
     @property
     def silence(self) -> float:
-        """Seconds since the main loop last ran a callback on time."""
+        """Seconds by which the next pulse of the main loop is overdue."""
         return time.monotonic() - self._last - PULSE
 
     def blocker(self) -> str:
