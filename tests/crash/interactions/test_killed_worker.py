@@ -134,6 +134,7 @@ RESUMING = {
 ELSEWHERE = {
     "heartbeat.beaten": "a beat writes nothing but the worker's own row",
     "limiter.admitted": "it claims under a limit, before a step runs, as `claimer.claimed` does",
+    "reaper.ticked": "a look of the reaper has ended; `reaper.reaped` is within one",
     "pruner.pruned": "it deletes what has ended, after all questions of that",
     "reconciler.cleaned": "tests/crash/pipelines/test_large_units.py kills there: a page of a large unit is closed",
     "settle.admitted": "of brokers: tests/features/transports/brokers/promises.py kills there, for each of them",

@@ -147,7 +147,7 @@ PLAYS = [
          act=act("resume"),
          transports=[Nowhere()]),
     play("limits", endings, MACHINES, of=[
-        LIMITS + "_admit_next", LIMITS + "_hasten", LIMITS + "_lines", LIMITS + "declare",
+        LIMITS + "_admit_next", LIMITS + "_hasten", LIMITS + "_wait_queues", LIMITS + "declare",
     ], prepare=in_line, act=act("change_limits"), transports=[Nowhere()]),
     play("looks", standing, MACHINES, of=[
         "stepwell._store.instance_lists.list_page", "stepwell._store.instance_lists.tree",
@@ -160,7 +160,7 @@ PLAYS = [
          transports=[Nowhere()]),
     play("pruned", pruned, MACHINES, of=["stepwell._store.retention.prune"], prepare=signalled, act=act("prune"),
          transports=[Nowhere()]),
-    play("orphans", endings, MACHINES, of=["stepwell._store.await_units._mend", "stepwell._store.children.recount"],
+    play("orphans", endings, MACHINES, of=["stepwell._store.await_units._repair", "stepwell._store.children.recount"],
          act=act("reconcile"),
          transports=[Nowhere()]),
 ]  # fmt: skip
