@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.quality.docs.pages import ROOT, prose
+from tests.quality.figure import SOURCE
 
 INTERNALS = ROOT / "docs" / "internals"
 RACES = INTERNALS / "races.md"
 FAST_PATHS = INTERNALS / "fast-paths.md"
+FLOWS = INTERNALS / "signals-and-interactions.md"
 JOB = INTERNALS / "a-job-step-by-step.md"
 STATEMENTS = ROOT / "src" / "stepwell" / "_store" / "sql"
 KILOBYTE = 1024
@@ -59,3 +62,19 @@ def test_an_internal_page_stays_within_its_size(page: Path) -> None:
     most = longer.get(page, 4 if page.parent == INTERNALS else 3)
 
     assert len(page.read_bytes()) <= most * KILOBYTE
+
+
+def test_every_function_that_the_flows_name_exists() -> None:
+    named = re.findall(r"`([\w.]+)`\s+\(`([\w/]+\.py)`\)", FLOWS.read_text())
+    missing = []
+    for function, module in named:
+        found = {
+            f"{outer.name}.{inner.name}" if isinstance(outer, ast.ClassDef) else inner.name
+            for outer in ast.walk(ast.parse((SOURCE / module).read_text()))
+            for inner in ast.iter_child_nodes(outer)
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        missing += [(function, module)] if function not in found else []
+
+    assert len(named) > 20
+    assert missing == []
