@@ -49,7 +49,7 @@ from stepwell._worker.upkeep.timers import Timers
 from stepwell._worker.wakeups import Wakeups
 from stepwell.config import Settings
 
-LARGEST_SPAWN = 300  # rows of one commit of spawns: the first children run while the next are inserted
+LARGEST_SPAWN = 300  # rows of one commit of spawns; so the first children run while the next are inserted
 
 
 class Given(NamedTuple):
@@ -269,6 +269,6 @@ def subscribe(graph: Graph, notifier: Notifier) -> AsyncExitStack:
         (notifications.CLEANUP, lambda _: dispatch.clean_up()),
     ):
         stack.callback(notifier.subscribe(channel, hear))
-    stack.callback(notifier.offer_to(claimer.take_offer))
+    stack.callback(notifier.offer_to(claimer.hear_offer))
     stack.callback(notifier.send_by(dispatch.take))
     return stack

@@ -10,7 +10,7 @@ from stepwell._worker.queue_slots import QueueSlots
 
 
 class Wakeups:
-    """The only callbacks between services. `build.py` connects all of them before any service starts."""
+    """The callbacks between the services of a worker. `build.py` connects all of them before any service starts."""
 
     __slots__ = (
         "children_claimed", "claims_doubted", "due_in", "interactions_waiting", "lease_lost", "limit_slots_freed",

@@ -50,7 +50,8 @@ class FillsSlots(Protocol):
 
 
 class Claimer(Service):
-    """Fills the queue slots. Notifications, freed slots and the timers wake it; it does not poll."""
+    """Fills the queue slots. Notifications, freed slots and the timers wake it; without them it ticks only while a queue
+    is contended, or commits are behind."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Claimer(Service):
         if self._all_queue_slots.mark_ready(queue):
             self.wake()
 
-    def take_offer(self, queue: str, count: int) -> bool:
+    def hear_offer(self, queue: str, count: int) -> bool:
         """This process announces claimable rows; True if this worker has slots for all of them."""
         queue_slots = self._all_queue_slots.find(queue)
         if queue_slots is None:
@@ -112,17 +113,17 @@ class Claimer(Service):
                 if queue_slots.returning or len(queue_slots.buffer) > keep:
                     await self._releaser.release_waiting(queue_slots, keep, PATIENCE)
             if queue_slots.backlog.ready and queue_slots.access is not PAUSED and not self._stopping:
-                contended |= await self._fill_in_time(queue_slots)
+                contended |= await self._claim_in_time(queue_slots)
         if contended:
             return CONTENDED_PAUSE
         return self._locked.next_in() if self._locked.until else None
 
-    async def _fill_in_time(self, queue_slots: QueueSlots) -> bool:
+    async def _claim_in_time(self, queue_slots: QueueSlots) -> bool:
         """Claim from one queue, unless it waited for a lock or took too long lately: other queues do not wait."""
         if self._lease.current is None or (self._locked.until and self._locked.has(queue_slots.queue)):
             return False
         try:
-            contended = await self._fill(queue_slots, self._lease.current)
+            contended = await self._claim_queue(queue_slots, self._lease.current)
         except (Contention, Overdue) as error:
             log.debug("claimer: queue %r: %s", queue_slots.queue, error)
             if isinstance(error, Overdue):
@@ -134,7 +135,7 @@ class Claimer(Service):
             self._locked.drop(queue_slots.queue)
         return contended
 
-    async def _fill(self, queue_slots: QueueSlots, worker_id: int) -> bool:
+    async def _claim_queue(self, queue_slots: QueueSlots, worker_id: int) -> bool:
         """Claim from one queue; True if some of its rows may be claimable soon."""
         backlog = queue_slots.backlog
         room = queue_slots.demand(self._settings.prefetch, self._settings.min_demand)
@@ -156,7 +157,7 @@ class Claimer(Service):
             await probes.reach("claimer.claimed", ids=[claim.id for claim in claimed.claims])
             if claimed.begun is not None:
                 await probes.reach("executor.begun", ids=list(claimed.begun.states))
-        is_locked_out = self._note_window(queue_slots, claimed)
+        is_locked_out = self._plan_next(queue_slots, claimed)
         if not claimed.is_simple:
             await self._limiter.note(queue_slots.queue, claimed)
         self._take(queue_slots, claimed.claims, claimed.begun)
@@ -169,7 +170,7 @@ class Claimer(Service):
             contended = backlog.ready = True
         return contended or is_locked_out
 
-    def _note_window(self, queue_slots: QueueSlots, claimed: Claimed) -> bool:
+    def _plan_next(self, queue_slots: QueueSlots, claimed: Claimed) -> bool:
         """Note what the window tells about the next claim; True if other workers have locked all of its rows."""
         backlog, window = queue_slots.backlog, claimed.window
         is_full = window >= claimed.limit

@@ -26,7 +26,7 @@ from stepwell._worker.committing.limit_slots import SlotReleases
 from stepwell._worker.committing.uncommitted import Uncommitted
 from stepwell._worker.lost_replies import COMMITTED, STILL_CLAIMED
 
-MOST_APART = 4  # connections that may wait for other transactions at once
+MOST_APART = 4  # connections of one committer that may wait for other transactions at once
 APART_PATIENCE = timedelta(milliseconds=200)
 
 
