@@ -50,8 +50,8 @@ class FillsSlots(Protocol):
 
 
 class Claimer(Service):
-    """Fills the queue slots. Notifications, freed slots and the timers wake it; without them it ticks only while a queue
-    is contended, or commits are behind."""
+    """Fills the queue slots. Notifications, freed slots and the timers wake it; without them it ticks only while a
+    queue is contended, or commits are behind."""
 
     def __init__(
         self,
