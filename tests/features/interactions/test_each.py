@@ -337,7 +337,7 @@ async def test_handle_may_ask_or_retry_after_a_source_raised(make_harness: MakeH
     await h.assert_done(asking, 1)
     rows = await interaction_rows(h, retrying.id)
     assert (len(rows), len({row["unit_id"] for row in rows}), rows[0]["in_flight"]) == (CHUNK + 1, 1, 100)
-    await h.assert_failed(each, "go on at a step that asks")
+    await h.assert_failed(each, "return Next to a step that asks")
     assert {row["status"] for row in await interaction_rows(h, each.id)} == {"cancelled"}
 
 
