@@ -54,24 +54,29 @@ class CallReader:
             token_error = InvalidToken(None, FOREIGN)  # whether or not the interaction exists
         # JSON that came with an invalid token is not decoded.
         is_read = token_error is None or not isinstance(completion.reply, msgspec.Raw)
+        text = None
+        if is_read:
+            is_raw = isinstance(completion.reply, msgspec.Raw)
+            text = await self._text_of(completion.reply) if is_raw else self._encoded(completion.reply)
         return Call(
             named=named,
             reply=completion.reply,
-            text=await self._text(completion.reply) if is_read else None,
+            text=text,
             actor=None if completion.actor is None else check_key("actor", completion.actor),
             facts=facts,
             token_key=key_of(completion.token) if facts is not None and completion.token is not None else None,
             token_error=token_error,
         )
 
-    async def _text(self, reply: object) -> str | None:
+    async def _text_of(self, reply: msgspec.Raw) -> str:
+        """Received JSON, checked."""
+        raw = bytes(reply)
+        return await self._large_texts.run(len(raw), encode_raw, raw, "reply", self._settings.max_payload)
+
+    def _encoded(self, reply: object) -> str | None:
         """The reply as JSON; None if only its type can encode it."""
-        most = self._settings.max_payload
-        if isinstance(reply, msgspec.Raw):
-            raw = bytes(reply)
-            return await self._large_texts.run(len(raw), encode_raw, raw, "reply", most)
         try:
-            return encode_value(reply, "reply", most)
+            return encode_value(reply, "reply", self._settings.max_payload)
         except PayloadTooLarge:
             raise
         except InvalidInput:

@@ -106,17 +106,18 @@ def write(
 
 def _walked(value: object, place: Place, field: str, max_payload: int | None) -> bytes | None:
     """Refuse what JSON or Postgres would change. A large untyped value is mostly pure JSON: then it equals its decoded
-    text, which is checked in a fiftieth of the time. Returns that text, else None."""
+    text, which is checked in a fiftieth of the time. Returns the text, if it had to be made."""
+    encoded = None
     if place is RESULT and isinstance(value, (dict, list)):
         encoded = to_json(value)
-        if max_payload is not None:
+        if max_payload is not None and len(encoded) * MOST_GROWTH > max_payload:
             check_bounds(encoded.decode(), field, max_payload)
         if len(encoded) >= _LARGE:
             if _is_plain(value, encoded):
                 return encoded
             _check_finite(value, field)
     check_json(value, place, field, thorough=False)
-    return None
+    return encoded
 
 
 def _is_plain(value: object, encoded: bytes) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Final
 
@@ -187,7 +186,9 @@ def _projected(kind: Projected) -> ReplyType:
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any] | None, text: str) -> Any:
-    with uncollected() if len(text) >= _LARGE else nullcontext():
+    if len(text) < _LARGE:
+        return msgspec.json.decode(text) if decoder is None else read(decoder.decode, text, FIELD)
+    with uncollected():
         return msgspec.json.decode(text) if decoder is None else read(decoder.decode, text, FIELD)
 
 
