@@ -38,16 +38,9 @@ class ControlOperations:
         self._waiting = waiting
 
     async def cancel(
-        self,
-        target: int | str,
-        reason: str | None,
-        *,
-        cascade: bool,
-        by: str | None,
-        tenant: str | None,
-        connection: object = None,
-        notify: bool = True,
-    ) -> bool:
+        self, target: int | str, reason: str | None,
+        *, cascade: bool, by: str | None, tenant: str | None, connection: object = None, notify: bool = True,
+    ) -> bool:  # fmt: skip
         reason_text, operator = _checked_text("reason", reason) or "cancelled", _checked_text("by", by)
         if connection is not None:
             id_, key = check_target(target)

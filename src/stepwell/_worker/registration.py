@@ -25,16 +25,9 @@ class Registration:
     """Runs at the start, and again after a lost lease or if the server may have lost the declarations."""
 
     def __init__(
-        self,
-        *,
-        database: Database,
-        registry: Registry,
-        notifier: Notifier,
-        settings: Settings,
-        all_queue_slots: AllQueueSlots,
-        lease: Lease,
-        reaper: Reaper,
-    ) -> None:
+        self, *, database: Database, registry: Registry, notifier: Notifier, settings: Settings,
+        all_queue_slots: AllQueueSlots, lease: Lease, reaper: Reaper,
+    ) -> None:  # fmt: skip
         self.lease = lease
         self._database = database
         self._registry = registry

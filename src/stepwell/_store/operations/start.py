@@ -131,10 +131,10 @@ async def _start_keyed(
     """
     started = await insert_full(db, entries, parents)
     keyed = [row.id for row in started if entries[row.position].key is not None]
-    buried = {row["id"] for row in await db.fetch("instances/find_tombstoned", keyed)} if keyed else set()
-    if buried:
-        await db.fetch("instances/undo_start", sorted(buried))
-    return [row for row in started if row.id not in buried]
+    tombstoned = {row["id"] for row in await db.fetch("instances/find_tombstoned", keyed)} if keyed else set()
+    if tombstoned:
+        await db.fetch("instances/undo_start", sorted(tombstoned))
+    return [row for row in started if row.id not in tombstoned]
 
 
 async def insert_full(

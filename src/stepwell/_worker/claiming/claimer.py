@@ -54,19 +54,10 @@ class Claimer(Service):
     queue is contended, or commits are behind."""
 
     def __init__(
-        self,
-        *,
-        database: Database,
-        lease: Lease,
-        all_queue_slots: AllQueueSlots,
-        starter: StepStarter,
-        ready_queue: FillsSlots,
-        commit_queues: Sequence[CommitQueue],
-        limiter: Limiter,
-        holds: Holds,
-        releaser: ClaimReleaser,
-        settings: Settings,
-    ) -> None:
+        self, *, database: Database, lease: Lease, all_queue_slots: AllQueueSlots, starter: StepStarter,
+        ready_queue: FillsSlots, commit_queues: Sequence[CommitQueue], limiter: Limiter, holds: Holds,
+        releaser: ClaimReleaser, settings: Settings,
+    ) -> None:  # fmt: skip
         super().__init__("claimer")
         self._database = database
         self._lease = lease

@@ -35,18 +35,9 @@ class Reaper(Service):
     """Every worker has one. All check periodically; a lock decides which one acts."""
 
     def __init__(
-        self,
-        *,
-        database: Database,
-        notifier: Notifier,
-        emitter: Emitter,
-        lease: Lease,
-        stats: Stats,
-        every: timedelta,
-        max_crashes: int,
-        authored: str,
-        wakeups: Wakeups,
-    ) -> None:
+        self, *, database: Database, notifier: Notifier, emitter: Emitter, lease: Lease, stats: Stats,
+        every: timedelta, max_crashes: int, authored: str, wakeups: Wakeups,
+    ) -> None:  # fmt: skip
         super().__init__("reaper")
         self._database = database
         self._notifier = notifier

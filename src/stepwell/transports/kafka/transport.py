@@ -39,23 +39,13 @@ class Kafka(Transport):
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        brokers: str,
-        requests: str,
-        responses: str,
-        group: str,
-        key: Literal["interactionId", "correlationId"] = "interactionId",
-        dead_letters: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        tries: int = 30,
-        every: timedelta = timedelta(milliseconds=100),
-        timeout: timedelta = timedelta(seconds=30),
-        batch: int = 100,
-        max_in_flight: int = 200,
+        self, name: str,
+        *, brokers: str, requests: str, responses: str, group: str,
+        key: Literal["interactionId", "correlationId"] = "interactionId", dead_letters: str | None = None,
+        headers: Mapping[str, str] | None = None, tries: int = 30, every: timedelta = timedelta(milliseconds=100),
+        timeout: timedelta = timedelta(seconds=30), batch: int = 100, max_in_flight: int = 200,
         config: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         options = Options("Kafka", name)
         self._producers = import_client("stepwell.transports.kafka.producer", "kafka", "Kafka")
