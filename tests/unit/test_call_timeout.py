@@ -66,3 +66,33 @@ async def test_a_call_after_a_cancel_that_was_caught_still_times_out() -> None:
 
     with pytest.raises(CallTimeout):
         await caller
+
+
+async def test_calls_with_the_default_time_share_a_timer_and_each_expires() -> None:
+    soon = Calls(timedelta(milliseconds=20))
+    ended = asyncio.get_running_loop().create_future()
+    first, second = (asyncio.create_task(soon.within("start", None, never())) for _ in range(2))
+    in_time = asyncio.create_task(soon.within("signal", None, asyncio.wait_for(ended, None)))
+    await asyncio.sleep(0)
+
+    ended.set_result("done")
+    results = await asyncio.gather(first, second, in_time, return_exceptions=True)
+    with pytest.raises(CallTimeout):  # the timer is set again for a call that begins later
+        await soon.within("start", None, never())
+
+    assert [type(result) for result in results[:2]] == [CallTimeout, CallTimeout]
+    assert results[2] == "done"
+
+
+async def test_a_call_in_another_loop_expires_by_its_own_timer() -> None:
+    soon = Calls(timedelta(milliseconds=20))
+    open_here = asyncio.create_task(soon.within("start", None, never()))
+    await asyncio.sleep(0)
+
+    def elsewhere() -> None:
+        asyncio.run(soon.within("start", None, never()))
+
+    with pytest.raises(CallTimeout):
+        await asyncio.to_thread(elsewhere)
+    with pytest.raises(CallTimeout):
+        await open_here

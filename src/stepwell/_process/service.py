@@ -27,18 +27,19 @@ class Backoff:
     def __init__(self) -> None:
         self.longest = LONGEST_BACKOFF
         self.is_failing = False  # the last tick failed because of the database
+        self.is_used = False  # since the last reset
         self._pause = FIRST_BACKOFF
 
     def next(self) -> float:
         """Seconds to wait now."""
-        pause = self._pause
+        pause, self.is_used = self._pause, True
         self._pause = min(self._pause * 2, self.longest)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
     def reset(self) -> None:
         """Note that the work succeeded."""
         self._pause = FIRST_BACKOFF
-        self.is_failing = False
+        self.is_failing = self.is_used = False
 
 
 class Service(ABC):
@@ -137,9 +138,10 @@ class Service(ABC):
         except Exception as error:  # noqa: BLE001 - the outages log it, with its traceback
             self.outages.unexpected(self.name, error)
             return self._back_off()
-        if self._backoff.is_failing:
-            self.outages.works(self._party)
-        self._backoff.reset()
+        if self._backoff.is_used:
+            if self._backoff.is_failing:
+                self.outages.works(self._party)
+            self._backoff.reset()
         return pause
 
     def _back_off(self) -> float:
