@@ -226,7 +226,7 @@ async def test_a_step_begins_on_no_idle_connection_of_an_earlier_timeline(h: Har
     await pool.open()
     await (await begin(pool, "1:1", 1, timedelta(seconds=5))).end()
 
-    timelines.turn("00000009")
+    timelines.switch_to("00000009")
 
     with pytest.raises(Outage, match="timeline"):
         await begin(pool, "1:2", 1, timedelta(seconds=5))

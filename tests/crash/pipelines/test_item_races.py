@@ -316,9 +316,9 @@ async def test_a_check_for_damage_during_an_uncommitted_end_changes_nothing(aske
     await ending.begin()
     await asked.flush(ending, done(claim))
 
-    mended = await await_units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
+    mended = await await_units._repair(looking, [(parent, row["id"])])  # type: ignore[arg-type]
     await ending.commit()
-    again = await await_units._mend(looking, [(parent, row["id"])])  # type: ignore[arg-type]
+    again = await await_units._repair(looking, [(parent, row["id"])])  # type: ignore[arg-type]
 
     assert mended[:3] == again[:3] == ([], [], [])
     assert await counted(asked, parent) == ("completed", 1, 0, "runnable")

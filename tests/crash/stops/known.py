@@ -104,7 +104,7 @@ NOT_SENT = {
     # Slots that cancelled items held are passed on in the same order when an operator cancels their pipeline.
     "stepwell._store.interactions._expire": _OF_ITEMS,
     "stepwell._store.interactions.fail": {*_OF_ITEMS, "await_units/drop_items"},
-    "stepwell._store.await_units._mend": _OF_ITEMS,
+    "stepwell._store.await_units._repair": _OF_ITEMS,
     # With a key: neither the statement for uniform batches without keys, nor that for signals to ids.
     "stepwell._client.signal.SignalOperations._signal_or_start_once": {"instances/start_fast", "signals/deliver_fast"},
 }

@@ -188,7 +188,7 @@ async def test_a_worker_too_old_for_the_schema_drains_and_exits_with_3(
         await eventually((tmp_path / "begun").exists)
         await eventually(lambda: are_entered(h, processes))
         await h.sql("update stepwell.meta set version = 999, oldest_code = 999")
-        await worker.says("claims nothing more")
+        await worker.says("claiming nothing more")
         (tmp_path / "released").touch()
         ended = await worker.ended()
 
